@@ -20,9 +20,9 @@ use std::time::Duration;
 
 use hyper::body::Incoming;
 use hyper::{Request, StatusCode};
-use kplane_agents::doors::{Cover, Door, ServerTls};
+use kplane_agents::connection_limits::{ConnectionLimiter, Cover, ServerTls};
 use kplane_agents::hub::Hub;
-use kplane_agents::identity::Gate;
+use kplane_agents::identity::Authenticator;
 use kplane_desired_state::source::upstream::KindState;
 use kplane_http::metrics::Format;
 use kplane_http::{Answer, Guests, TEXT, answer, not_found, serve, serve_inside};
@@ -44,23 +44,28 @@ const STALE_AFTER: Duration = Duration::from_secs(45);
 #[derive(Clone, Debug)]
 pub(crate) struct Admin {
     hub: Arc<Hub>,
-    /// The doors of the agents' port and of the status API's port.
-    doors: [Arc<Door>; 2],
+    /// The limiters of the agents' port and of the status API's port.
+    limiters: [Arc<ConnectionLimiter>; 2],
     guests: Arc<Guests>,
     registry: Arc<Registry>,
 }
 
 impl Admin {
-    /// Creates the handler with the doors of the agents' port and of the status API's port, and this control plane's
+    /// Creates the handler with the limiters of the agents' port and of the status API's port, and this control plane's
     /// credentials.
-    pub(crate) fn new(hub: Arc<Hub>, gate: Arc<Gate>, doors: [Arc<Door>; 2], own: Own) -> Self {
-        let [agents, status] = doors.clone();
+    pub(crate) fn new(
+        hub: Arc<Hub>,
+        authenticator: Arc<Authenticator>,
+        limiters: [Arc<ConnectionLimiter>; 2],
+        own: Own,
+    ) -> Self {
+        let [agents, status] = limiters.clone();
         let guests = Guests::new(MAX_CONNECTIONS);
         let ports = Ports {
             agents,
             status,
             http: Arc::clone(&guests),
-            gate,
+            authenticator,
         };
         let printer = Arc::clone(&own.metrics);
         let registry = Arc::new(metrics::registry(Arc::clone(&hub), ports, own));
@@ -73,7 +78,7 @@ impl Admin {
         let _ = printer.set(print);
         Self {
             hub,
-            doors,
+            limiters,
             guests,
             registry,
         }
@@ -116,10 +121,10 @@ impl Admin {
     }
 
     fn readiness(&self, verbose: bool) -> Answer {
-        let waits = |door: &Arc<Door>| door.cover() == Cover::Waiting;
+        let waits = |limiter: &Arc<ConnectionLimiter>| limiter.cover() == Cover::Waiting;
         let draining = self.hub.draining.is_on();
         let synced = self.hub.store.head().borrow().synced;
-        let ready = synced && !draining && !self.doors.iter().any(waits);
+        let ready = synced && !draining && !self.limiters.iter().any(waits);
         let mut body = String::new();
         if draining {
             body.push_str("agents: leaving, because this control plane is about to stop\n");
@@ -129,12 +134,12 @@ impl Admin {
                 // Writing to a string cannot fail.
                 let _ = writeln!(body, "{kind}: {}", describe(&state));
             }
-            for door in self
-                .doors
+            for limiter in self
+                .limiters
                 .iter()
-                .filter(|door| door.cover() != Cover::Closed)
+                .filter(|limiter| limiter.cover() != Cover::Closed)
             {
-                let _ = writeln!(body, "port for {}: {}", door.what(), door.cover());
+                let _ = writeln!(body, "port for {}: {}", limiter.what(), limiter.cover());
             }
             let doubt = self.hub.store.trust();
             if doubt.is_partial() {

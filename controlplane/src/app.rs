@@ -16,9 +16,9 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use futures_util::future::BoxFuture;
-use kplane_agents::doors::{Door, Limits, ServerTls};
+use kplane_agents::connection_limits::{ConnectionLimiter, Limits, ServerTls};
 use kplane_agents::hub::Hub;
-use kplane_agents::identity::{self, Gate};
+use kplane_agents::identity::{self, Authenticator};
 use kplane_agents::peers::{self, Peers};
 use kplane_agents::{events, fleet, neighbours, suspects, taints};
 use kplane_desired_state::admission::Admission;
@@ -67,7 +67,7 @@ pub struct Config {
     /// What is done about dead nodes.
     pub dead_node: suspects::Mode,
     /// Identities of callers, and their rights.
-    pub identity: identity::GateConfig,
+    pub identity: identity::AuthenticatorConfig,
     /// The other replicas.
     pub peers: peers::Config,
     /// The only node that is served: the control plane keeps nothing that is for others. `None` = all nodes.
@@ -97,7 +97,7 @@ impl Config {
             events: false,
             startup_taint: false,
             dead_node: suspects::Mode::Off,
-            identity: identity::GateConfig::default(),
+            identity: identity::AuthenticatorConfig::default(),
             peers: peers::Config::default(),
             only_node: None,
             own_node: None,
@@ -125,7 +125,7 @@ pub struct Bound {
     /// Address of readiness checks and metrics.
     pub http_addr: Option<SocketAddr>,
     hub: Arc<Hub>,
-    gate: Arc<Gate>,
+    authenticator: Arc<Authenticator>,
     tasks: JoinSet<Result<(), TaskError>>,
 }
 
@@ -178,8 +178,8 @@ async fn start(config: Config) -> Result<Bound, BuildError> {
         .plain_text([("agents", &agents), ("the status API", &status)]);
     // Nobody else sets it.
     let _ = hub.plain_text_ports.set(plain_text);
-    let gate = Gate::open(&config.identity, Arc::clone(&hub), api.clone())?;
-    let (tls, peers) = secure(&config, &gate, api.clone(), &hub, &mut tasks)?;
+    let authenticator = Authenticator::open(&config.identity, Arc::clone(&hub), api.clone())?;
+    let (tls, peers) = secure(&config, &authenticator, api.clone(), &hub, &mut tasks)?;
     if let (true, Some(api)) = (config.events, &api) {
         let known = (Arc::clone(&hub), peers.clone());
         let counts = Arc::clone(&own.events);
@@ -188,24 +188,24 @@ async fn start(config: Config) -> Result<Bound, BuildError> {
     }
     let shutdown = hub.shutdown.clone();
     follow(&hub, peers.as_ref(), &mut tasks);
-    let doors = [
-        Door::new("agents", agent_limits(config.agent_limits)),
-        Door::new("the status API", Limits::STATUS),
+    let limiters = [
+        ConnectionLimiter::new("agents", agent_limits(config.agent_limits)),
+        ConnectionLimiter::new("the status API", Limits::STATUS),
     ];
-    let [agent_door, status_door] = &doors;
+    let [agent_limiter, status_limiter] = &limiters;
     let agent_addr = serve(
         agents,
-        agent_door,
+        agent_limiter,
         tls.clone(),
-        agent_router(&hub, &gate),
+        agent_router(&hub, &authenticator),
         &mut tasks,
         &shutdown,
     );
     let status_addr = serve(
         status,
-        status_door,
+        status_limiter,
         tls.clone(),
-        status_router(&hub, &gate, peers, &own.metrics).await?,
+        status_router(&hub, &authenticator, peers, &own.metrics).await?,
         &mut tasks,
         &shutdown,
     );
@@ -216,7 +216,7 @@ async fn start(config: Config) -> Result<Bound, BuildError> {
             tls: tls.clone(),
             ..own
         };
-        let admin = Admin::new(Arc::clone(&hub), Arc::clone(&gate), doors, own);
+        let admin = Admin::new(Arc::clone(&hub), Arc::clone(&authenticator), limiters, own);
         tasks.spawn(until(
             admin.serve(http, tls.filter(|_| config.http_tls)),
             shutdown,
@@ -227,7 +227,7 @@ async fn start(config: Config) -> Result<Bound, BuildError> {
         status_addr,
         http_addr,
         hub,
-        gate,
+        authenticator,
         tasks,
     })
 }
@@ -254,19 +254,19 @@ fn check(config: &Config) -> Result<(), BuildError> {
 /// Starts to follow the certificates and keys; `None` = plain text. Also returns the way to other replicas, if any.
 fn secure(
     config: &Config,
-    gate: &Arc<Gate>,
+    authenticator: &Arc<Authenticator>,
     api: Option<Arc<Api>>,
     hub: &Hub,
     tasks: &mut JoinSet<Result<(), TaskError>>,
 ) -> Result<(Option<ServerTls>, Option<Arc<Peers>>), BuildError> {
     let protection = config.protection.clone();
-    let admits = protection.takes_certificates() || gate.takes_tokens();
+    let admits = protection.takes_certificates() || authenticator.takes_tokens();
     let started = protection.start(api, &config.peers)?;
     if started.serving.is_some() {
         if !admits {
             return Err(BuildError::NoCallers);
         }
-        let keys = Arc::clone(gate).follow_keys();
+        let keys = Arc::clone(authenticator).follow_keys();
         tasks.spawn(until(keys, hub.shutdown.clone()));
     }
     if let Some(keeper) = started.keeper {
@@ -375,13 +375,13 @@ impl Bound {
     }
 
     /// Returns the check of callers, for its counters.
-    pub fn gate(&self) -> &Arc<Gate> {
-        &self.gate
+    pub fn authenticator(&self) -> &Arc<Authenticator> {
+        &self.authenticator
     }
 
     /// Returns the service for an agent in the same process.
     pub fn in_process(&self) -> InProcess {
-        InProcess::new(agent_service(&self.hub, &self.gate))
+        InProcess::new(agent_service(&self.hub, &self.authenticator))
     }
 
     /// Returns the token that ends the control plane; [`Bound::wait`] returns when it has ended.

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use clap::{ArgAction, ArgGroup, Parser, ValueEnum};
 use kplane_agents::certs;
-use kplane_agents::doors::Limits;
+use kplane_agents::connection_limits::Limits;
 use kplane_agents::peers::PeerFlags;
 use kplane_agents::suspects;
 use kplane_desired_state::admission::{

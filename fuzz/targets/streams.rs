@@ -13,7 +13,7 @@ use std::time::SystemTime;
 use http_body::Frame;
 use http_body_util::StreamBody;
 use kplane_agents::hub::Hub;
-use kplane_agents::identity::{Gate, GateConfig};
+use kplane_agents::identity::{Authenticator, AuthenticatorConfig};
 use kplane_agents::streams::AgentServer;
 use kplane_desired_state::admission::Admission;
 use kplane_desired_state::index::CliffGuard;
@@ -64,8 +64,8 @@ fuzz_target!(|bytes: &[u8]| {
 
 async fn serve(bytes: &[u8]) {
     let (hub, _source) = hub().await;
-    let gate = Gate::open(&GateConfig::default(), Arc::clone(&hub), None).unwrap();
-    let agents = AgentServer::new(Arc::clone(&hub), gate);
+    let authenticator = Authenticator::open(&AuthenticatorConfig::default(), Arc::clone(&hub), None).unwrap();
+    let agents = AgentServer::new(Arc::clone(&hub), authenticator);
 
     let mut stream = AgentStream::open(&agents).await;
     messages(bytes).for_each(|message| stream.send(message));

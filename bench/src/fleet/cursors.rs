@@ -12,7 +12,7 @@ use anyhow::{Context as _, Result, ensure};
 use http_body::Frame;
 use http_body_util::StreamBody;
 use kplane_agents::hub::Hub;
-use kplane_agents::identity::{self, AuditLog, Gate};
+use kplane_agents::identity::{self, AuditLog, Authenticator};
 use kplane_agents::streams::AgentServer;
 use kplane_desired_state::admission::Admission;
 use kplane_desired_state::index::CliffGuard;
@@ -166,13 +166,13 @@ impl Plane {
         let (hub, index) = Hub::new(1, "cursors", admission, CliffGuard::default(), inbox);
         tokio::spawn(index);
         hub.snapshots.limit(1_000_000);
-        let config = identity::GateConfig {
+        let config = identity::AuthenticatorConfig {
             audit: AuditLog::Off,
-            ..identity::GateConfig::default()
+            ..identity::AuthenticatorConfig::default()
         };
-        let gate = Gate::open(&config, Arc::clone(&hub), None)?;
+        let authenticator = Authenticator::open(&config, Arc::clone(&hub), None)?;
         let plane = Self {
-            server: AgentServer::new(Arc::clone(&hub), gate),
+            server: AgentServer::new(Arc::clone(&hub), authenticator),
             hub,
             batches,
             counts: Arc::default(),

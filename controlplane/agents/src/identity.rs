@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! connection (TLS, certificate) --+
-//! header `authorization` ---------+--Gate::visit--> Visitor --Visitor::may--> Ok, or a Refusal
+//! header `authorization` ---------+--Authenticator::visit--> Visitor --Visitor::may--> Ok, or a Refusal
 //!                                        |                       |
 //!                              tokens, token_file             rights
 //! ```
@@ -19,14 +19,14 @@
 
 mod agent;
 mod audit;
+mod authenticator;
 mod claims;
-mod gate;
+mod credential_watch;
 mod keys;
 mod refusal;
 mod reviews;
 mod rights;
 mod rules;
-mod sentry;
 mod token_file;
 mod tokens;
 mod watches;
@@ -35,13 +35,15 @@ mod watches;
 mod tests;
 
 pub use audit::{Audit, AuditLog};
+pub use authenticator::{
+    Authenticator, AuthenticatorConfig, AuthenticatorError, Caller, Port, WATCHES, spawn_watch,
+};
 pub use claims::Parts;
-pub use gate::{Gate, GateConfig, GateError, Port, Visitor, WATCHES, spawn_watch};
+pub use credential_watch::CredentialWatch;
 pub use keys::{Checked, KeySet, Published};
 pub use refusal::{Refusal, RefusalReason};
 pub use rights::{ADMINS, REPLICAS, Right};
 pub use rules::Rules;
-pub use sentry::Sentry;
 pub use token_file::TokenTable;
 pub use watches::WatchPermit;
 

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! kplane_desired_state: the store -> hub -> streams -> agents -> streams -> fleet: what each agent has reported
-//!                             who may come in: doors, identity, authority, certs
+//!                             who may come in: limiters, identity, authority, certs
 //!                             what people have ordered: orders
 //! inquiry: questions to agents; departures: agents' questions about Pods that wait to end
 //! peers: what other replicas know, and what their agents answer
@@ -14,8 +14,8 @@
 
 pub mod authority;
 pub mod certs;
+pub mod connection_limits;
 pub mod departures;
-pub mod doors;
 pub mod draining;
 pub mod events;
 pub mod fleet;

@@ -3,8 +3,8 @@
 use std::fmt;
 use std::sync::Arc;
 
-use kplane_agents::doors::{Counts, Door};
-use kplane_agents::identity::Gate;
+use kplane_agents::connection_limits::{ConnectionLimiter, Counts};
+use kplane_agents::identity::Authenticator;
 use kplane_http::Guests;
 use kplane_http::metrics::{Metric, alone};
 use prometheus_client::collector::Collector;
@@ -13,10 +13,10 @@ use prometheus_client::encoding::DescriptorEncoder;
 /// The admission of connections at each port.
 #[derive(Debug)]
 pub(super) struct Ports {
-    pub(super) agents: Arc<Door>,
-    pub(super) status: Arc<Door>,
+    pub(super) agents: Arc<ConnectionLimiter>,
+    pub(super) status: Arc<ConnectionLimiter>,
     pub(super) http: Arc<Guests>,
-    pub(super) gate: Arc<Gate>,
+    pub(super) authenticator: Arc<Authenticator>,
 }
 
 impl Ports {
@@ -37,7 +37,7 @@ impl Ports {
 
 impl Ports {
     fn refusals(&self, to: &mut DescriptorEncoder<'_>) -> fmt::Result {
-        let refusals = self.gate.refusals().into_iter();
+        let refusals = self.authenticator.refusals().into_iter();
         let refusals = refusals.map(|(port, reason, count)| {
             let labels = [("port", port.as_str()), ("reason", reason.as_str())];
             (labels, count as f64)
@@ -47,7 +47,7 @@ impl Ports {
             .counter(to, refusals)?;
         Metric::new("kplane_controlplane_audit_lines_dropped")
             .help("Lines that the audit log lacks because its disk or reader was too slow")
-            .counter(to, [alone(self.gate.unaudited() as f64)])
+            .counter(to, [alone(self.authenticator.unaudited() as f64)])
     }
 }
 

@@ -1,6 +1,6 @@
 //! Requests to the HTTP port over loopback; the tests supply the control plane's state.
 
-use kplane_agents::doors::Limits;
+use kplane_agents::connection_limits::Limits;
 use kplane_agents::fleet::Session;
 use kplane_agents::identity;
 use kplane_desired_state::admission::Admission;
@@ -17,12 +17,13 @@ use super::*;
 
 /// A control plane without agents, whose readiness and metrics are served.
 async fn served() -> (mpsc::Sender<Batch>, Arc<Hub>, std::net::SocketAddr) {
-    let doors = ["agents", "the status API"].map(|what| Door::new(what, Limits::STATUS));
-    served_with(doors).await
+    let limiters =
+        ["agents", "the status API"].map(|what| ConnectionLimiter::new(what, Limits::STATUS));
+    served_with(limiters).await
 }
 
 async fn served_with(
-    doors: [Arc<Door>; 2],
+    limiters: [Arc<ConnectionLimiter>; 2],
 ) -> (mpsc::Sender<Batch>, Arc<Hub>, std::net::SocketAddr) {
     kplane_http::panics::install();
     let (sink, batches) = mpsc::channel(1);
@@ -31,8 +32,15 @@ async fn served_with(
     tokio::spawn(index);
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
-    let gate = Gate::open(&identity::GateConfig::default(), Arc::clone(&hub), None).unwrap();
-    tokio::spawn(Admin::new(Arc::clone(&hub), gate, doors, Own::default()).serve(listener, None));
+    let authenticator = Authenticator::open(
+        &identity::AuthenticatorConfig::default(),
+        Arc::clone(&hub),
+        None,
+    )
+    .unwrap();
+    tokio::spawn(
+        Admin::new(Arc::clone(&hub), authenticator, limiters, Own::default()).serve(listener, None),
+    );
     (sink, hub, address)
 }
 
@@ -116,8 +124,9 @@ fn histogram(line: &str) -> Option<&str> {
 /// A control plane whose ports wait for certificates serves nobody.
 #[tokio::test]
 async fn not_ready_without_certificates() {
-    let doors = ["agents", "the status API"].map(|what| Door::new(what, Limits::STATUS));
-    let (_sink, hub, address) = served_with(doors.clone()).await;
+    let limiters =
+        ["agents", "the status API"].map(|what| ConnectionLimiter::new(what, Limits::STATUS));
+    let (_sink, hub, address) = served_with(limiters.clone()).await;
     hub.store.set_synced();
     for (cover, status, line) in [
         (
@@ -128,7 +137,7 @@ async fn not_ready_without_certificates() {
         (Cover::PlainText, 200, "port for agents: plain text"),
         (Cover::Tls, 200, "port for agents: TLS"),
     ] {
-        doors[0].set_cover(cover);
+        limiters[0].set_cover(cover);
         let reply = get(address, "/readyz?verbose").await.unwrap();
         assert_eq!(reply.status, status, "{cover:?}");
         assert!(reply.body.contains(line), "{}", reply.body);

@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::SystemTime;
 
-use kplane_agents::doors::ServerTls;
+use kplane_agents::connection_limits::ServerTls;
 use kplane_agents::hub::Hub;
 use kplane_agents::traffic::EventCounts;
 use kplane_desired_state::kubernetes::{Api, Requests};

@@ -2,7 +2,7 @@
 
 use std::net::SocketAddr;
 
-use kplane_agents::identity::GateError;
+use kplane_agents::identity::AuthenticatorError;
 use kplane_desired_state::source::SourceError;
 use kplane_tls::FileError;
 
@@ -44,7 +44,7 @@ pub enum BuildError {
     Tls(FileError),
     /// A file about identities or rights cannot be used.
     #[error(transparent)]
-    Gate(#[from] GateError),
+    Authenticator(#[from] AuthenticatorError),
     /// TLS for the pages of health and metrics, without any certificate.
     #[error(
         "--http-tls needs a certificate: give --tls-cert-file and --tls-private-key-file, or --certificates-in"

@@ -119,8 +119,8 @@ impl TlsFlags {
     }
 
     /// Returns how callers are identified, and who decides on their rights.
-    pub fn identity(&self) -> identity::GateConfig {
-        identity::GateConfig {
+    pub fn identity(&self) -> identity::AuthenticatorConfig {
+        identity::AuthenticatorConfig {
             agent_accounts: self.agent_service_account.clone(),
             token_auth_file: self.token_auth_file.clone(),
             authorization_file: self.authorization_file.clone(),

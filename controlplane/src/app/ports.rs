@@ -4,9 +4,11 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use kplane_agents::doors::{Cover, Door, Limits, Occupancy, ServerTls};
+use kplane_agents::connection_limits::{
+    ConnectionGuard, ConnectionLimiter, Cover, Limits, ServerTls,
+};
 use kplane_agents::hub::Hub;
-use kplane_agents::identity::Gate;
+use kplane_agents::identity::Authenticator;
 use kplane_agents::peers::Peers;
 use kplane_agents::streams::AgentServer;
 use kplane_proto::public_descriptors;
@@ -90,7 +92,7 @@ pub(super) fn agent_limits(wanted: Limits) -> Limits {
 
 pub(super) fn serve(
     listener: Option<TcpListener>,
-    door: &Arc<Door>,
+    limiter: &Arc<ConnectionLimiter>,
     tls: Option<ServerTls>,
     router: Router,
     tasks: &mut JoinSet<Result<(), TaskError>>,
@@ -100,12 +102,12 @@ pub(super) fn serve(
     let address = listener.local_addr().ok();
     if let Some(address) = address.filter(|address| tls.is_none() && is_exposed(address)) {
         warn!(
-            %address, port = door.what(),
+            %address, port = limiter.what(),
             "serving in plain text (--insecure): any machine that reaches the address can pose as any node"
         );
     }
-    let (stop, door) = (shutdown.clone(), Arc::clone(door));
-    door.set_cover(Cover::Waiting);
+    let (stop, limiter) = (shutdown.clone(), Arc::clone(limiter));
+    limiter.set_cover(Cover::Waiting);
     tasks.spawn(async move {
         let tls = match tls {
             None => None,
@@ -114,7 +116,7 @@ pub(super) fn serve(
                 () = stop.cancelled() => return Ok(()),
             },
         };
-        let incoming = door.incoming(listener, tls);
+        let incoming = limiter.incoming(listener, tls);
         let stop = stop.cancelled_owned();
         Ok(router.serve_with_incoming_shutdown(incoming, stop).await?)
     });
@@ -128,17 +130,20 @@ fn server() -> Server {
         .http2_keepalive_timeout(Some(KEEPALIVE))
 }
 
-pub(super) fn agent_router(hub: &Arc<Hub>, gate: &Arc<Gate>) -> Router {
-    server().add_service(agent_service(hub, gate))
+pub(super) fn agent_router(hub: &Arc<Hub>, authenticator: &Arc<Authenticator>) -> Router {
+    server().add_service(agent_service(hub, authenticator))
 }
 
-pub(super) fn agent_service(hub: &Arc<Hub>, gate: &Arc<Gate>) -> AgentServiceServer<AgentServer> {
-    AgentServiceServer::new(AgentServer::new(Arc::clone(hub), Arc::clone(gate)))
+pub(super) fn agent_service(
+    hub: &Arc<Hub>,
+    authenticator: &Arc<Authenticator>,
+) -> AgentServiceServer<AgentServer> {
+    AgentServiceServer::new(AgentServer::new(Arc::clone(hub), Arc::clone(authenticator)))
 }
 
 pub(super) async fn status_router(
     hub: &Arc<Hub>,
-    gate: &Arc<Gate>,
+    authenticator: &Arc<Authenticator>,
     peers: Option<Arc<Peers>>,
     metrics: &Metrics,
 ) -> Result<Router, BuildError> {
@@ -162,7 +167,7 @@ pub(super) async fn status_router(
     serving
         .set_serving::<RecorderServiceServer<RecorderServer>>()
         .await;
-    let page = Page::new(hub, gate, peers.clone());
+    let page = Page::new(hub, authenticator, peers.clone());
     let recorder = RecorderServer::new(Arc::clone(hub), peers.clone());
     let recorder = RecorderServiceServer::new(recorder.with(Arc::clone(metrics)));
     let status = StatusServer::new(Arc::clone(hub)).with(peers);
@@ -171,20 +176,20 @@ pub(super) async fn status_router(
         .send_compressed(CompressionEncoding::Gzip);
     let peer = PeerServiceServer::new(PeerServer::new(Arc::clone(hub)));
     let desired = DesiredStateServiceServer::new(DesiredServer::new(Arc::clone(hub)));
-    let services = Routes::new(Guarded::new(status, Arc::clone(gate)))
-        .add_service(Guarded::new(recorder, Arc::clone(gate)))
-        .add_service(Guarded::new(desired, Arc::clone(gate)))
-        .add_service(Guarded::new(peer, Arc::clone(gate)))
+    let services = Routes::new(Guarded::new(status, Arc::clone(authenticator)))
+        .add_service(Guarded::new(recorder, Arc::clone(authenticator)))
+        .add_service(Guarded::new(desired, Arc::clone(authenticator)))
+        .add_service(Guarded::new(peer, Arc::clone(authenticator)))
         .add_service(InterceptedService::new(health, in_use))
-        .add_service(Guarded::new(reflection, Arc::clone(gate)))
-        .add_service(Guarded::new(older, Arc::clone(gate)));
+        .add_service(Guarded::new(reflection, Arc::clone(authenticator)))
+        .add_service(Guarded::new(older, Arc::clone(authenticator)));
     let routes = Routes::from(page.beside(services.prepare().into_axum_router()));
     Ok(server().accept_http1(true).add_routes(routes))
 }
 
 /// Marks the connection as in use, so that a connection with a request stays open.
 fn in_use(request: Request<()>) -> Result<Request<()>, Status> {
-    if let Some(connection) = request.extensions().get::<Occupancy>() {
+    if let Some(connection) = request.extensions().get::<ConnectionGuard>() {
         connection.keep();
     }
     Ok(request)

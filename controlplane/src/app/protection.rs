@@ -8,7 +8,7 @@ use std::time::Duration;
 use futures_util::FutureExt as _;
 use futures_util::future::BoxFuture;
 use kplane_agents::authority::Authority;
-use kplane_agents::doors::ServerTls;
+use kplane_agents::connection_limits::ServerTls;
 use kplane_agents::peers;
 use kplane_desired_state::kubernetes::Api;
 use kplane_tls::{FileError, Follower, ServerFiles, published};

@@ -44,7 +44,7 @@ use http::header::{
 use http::request::Parts;
 use http::{HeaderMap, HeaderValue, StatusCode, Version};
 use kplane_agents::hub::Hub;
-use kplane_agents::identity::{Gate, Visitor};
+use kplane_agents::identity::{Authenticator, Caller};
 use kplane_agents::peers::Peers;
 use tokio::sync::{mpsc, watch};
 use tokio_stream::wrappers::ReceiverStream;
@@ -67,18 +67,22 @@ const WORTH_COMPRESSING: usize = 1024;
 
 /// The page.
 pub struct Page {
-    gate: Arc<Gate>,
+    authenticator: Arc<Authenticator>,
     answers: Arc<AnswerSources>,
     live: Arc<Live>,
 }
 
 impl Page {
     /// Creates the page. Must be called on a runtime.
-    pub fn new(hub: &Arc<Hub>, gate: &Arc<Gate>, peers: Option<Arc<Peers>>) -> Self {
+    pub fn new(
+        hub: &Arc<Hub>,
+        authenticator: &Arc<Authenticator>,
+        peers: Option<Arc<Peers>>,
+    ) -> Self {
         let trend = Arc::<Trend>::default();
         tokio::spawn(Arc::clone(&trend).follow(Arc::clone(hub)));
         Self {
-            gate: Arc::clone(gate),
+            authenticator: Arc::clone(authenticator),
             answers: Arc::new(AnswerSources {
                 hub: Arc::clone(hub),
                 status: StatusServer::new(Arc::clone(hub)).with(peers.clone()),
@@ -149,17 +153,17 @@ async fn answer(State(page): State<Arc<Page>>, request: Request) -> Response {
 
 impl Page {
     async fn answer(&self, request: &Parts) -> Result<Response, Problem> {
-        let visitor = guard::admit(&self.gate, request).await?;
-        let charged = visitor.charge(COST);
+        let caller = guard::admit(&self.authenticator, request).await?;
+        let charged = caller.charge(COST);
         charged.map_err(|refusal| Problem::from(tonic::Status::from(refusal)))?;
         let path = request.uri.path();
         let path = path.strip_prefix(ROOT).unwrap_or_default();
         let query = request.uri.query();
         if path == "live" {
-            return self.live(visitor, query);
+            return self.live(caller, query);
         }
         let sheet = Sheet::find(path, query).ok_or_else(nothing)?;
-        let sections = self.answers.sections(&sheet, Some(&visitor)).await?;
+        let sections = self.answers.sections(&sheet, Some(&caller)).await?;
         let (title, command, live) = (sheet.title(), sheet.command(), sheet.address());
         let document = Document {
             title: &title,
@@ -173,7 +177,7 @@ impl Page {
     }
 
     /// Returns the stream of a sheet's changes.
-    fn live(&self, visitor: Visitor, query: Option<&str>) -> Result<Response, Problem> {
+    fn live(&self, caller: Caller, query: Option<&str>) -> Result<Response, Problem> {
         let query = query.unwrap_or_default().as_bytes();
         let mut values = form_urlencoded::parse(query);
         let address = values
@@ -182,7 +186,7 @@ impl Page {
             .1;
         let sheet = Sheet::at(&address).filter(Sheet::is_live);
         let sheet = sheet.ok_or_else(nothing)?;
-        let permit = visitor.watch();
+        let permit = caller.watch();
         let permit = permit.map_err(|refusal| Problem::from(tonic::Status::from(refusal)))?;
         let full = || Problem {
             code: StatusCode::TOO_MANY_REQUESTS,
@@ -194,7 +198,7 @@ impl Page {
         tokio::spawn(async move {
             let reason = tokio::select! {
                 reason = tell(content, &sender) => reason,
-                refusal = visitor.ended() => refusal.text,
+                refusal = caller.ended() => refusal.text,
             };
             // The viewer may have gone.
             let _ = sender.send(Ok(event("ended", &reason))).await;

@@ -48,7 +48,7 @@ pub use recorder::{Metrics, Print, RecorderServer};
 pub use status::StatusServer;
 
 use kplane_agents::hub::Closing;
-use kplane_agents::identity::Visitor;
+use kplane_agents::identity::Caller;
 use kplane_agents::orders::MAX_REASON;
 use kplane_desired_state::wire::confidence;
 use kplane_util::clock::millis;
@@ -63,8 +63,8 @@ type Answer<T> = Result<Response<T>, Status>;
 type Outbox<T> = mpsc::Sender<Result<T, Status>>;
 
 /// Returns an operator's name, as long as the document of orders keeps it; empty if the caller has none.
-fn operator(visitor: Option<&Visitor>) -> String {
-    let name = visitor.and_then(Visitor::name).unwrap_or_default();
+fn operator(caller: Option<&Caller>) -> String {
+    let name = caller.and_then(Caller::name).unwrap_or_default();
     name[..name.floor_char_boundary(MAX_REASON)].to_owned()
 }
 

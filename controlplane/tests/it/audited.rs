@@ -20,9 +20,9 @@ async fn probes_attempts_and_questions_about_clients_leave_lines() {
         agent_listen: any,
         status_listen: any,
         http_listen: any,
-        identity: identity::GateConfig {
+        identity: identity::AuthenticatorConfig {
             audit: AuditLog::File(log.clone()),
-            ..identity::GateConfig::default()
+            ..identity::AuthenticatorConfig::default()
         },
         ..Config::new(Origin::Manifests(manifests.path().to_owned()))
     };

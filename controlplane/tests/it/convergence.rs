@@ -23,7 +23,7 @@ async fn control_plane(watches: usize) -> (Bound, tempfile::TempDir) {
         agent_listen: any,
         status_listen: any,
         http_listen: any,
-        identity: kplane_agents::identity::GateConfig {
+        identity: kplane_agents::identity::AuthenticatorConfig {
             watches,
             ..Default::default()
         },

@@ -35,9 +35,9 @@ async fn control_plane(watches: usize) -> (Bound, tempfile::TempDir) {
     let folder = tempfile::tempdir().unwrap();
     let config = Config {
         status_listen: Some("127.0.0.1:0".parse().unwrap()),
-        identity: identity::GateConfig {
+        identity: identity::AuthenticatorConfig {
             watches,
-            ..identity::GateConfig::default()
+            ..identity::AuthenticatorConfig::default()
         },
         ..Config::new(Origin::Manifests(folder.path().to_owned()))
     };

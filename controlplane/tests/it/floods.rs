@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use kp_controlplane::app::Bound;
-use kplane_agents::doors::Limits;
+use kplane_agents::connection_limits::Limits;
 use kplane_agents::identity;
 use kplane_desired_state::publish::{Publication, Published};
 use kplane_http::client::{get, until};
@@ -54,7 +54,7 @@ struct Stage {
 impl Stage {
     async fn build(limits: Limits) -> Self {
         let certs = Certs::new(&["n1", "n2", "n3"], &[]);
-        let bound = certs.control_plane(limits, identity::GateConfig::default());
+        let bound = certs.control_plane(limits, identity::AuthenticatorConfig::default());
         let bound = bound.await;
         let wire = wire(
             &certs,

@@ -7,7 +7,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 
 use kp_controlplane::app::Bound;
-use kplane_agents::doors::Limits;
+use kplane_agents::connection_limits::Limits;
 use kplane_agents::identity;
 use kplane_rig::privilege::{require_command, require_tool};
 use kplane_tls::KeyPair;
@@ -27,7 +27,7 @@ const SETTINGS: (usize, u8) = (3, 4);
 /// Debian's Python, which has Debian's grpcio.
 const PYTHON: &str = "/usr/bin/python3";
 
-async fn control_plane(certs: &Certs, identity: identity::GateConfig) -> Bound {
+async fn control_plane(certs: &Certs, identity: identity::AuthenticatorConfig) -> Bound {
     certs.control_plane(Limits::AGENTS, identity).await
 }
 
@@ -100,7 +100,7 @@ async fn openssl_speaks_tls_1_3_with_valid_certificates_and_nothing_else() {
     let day = Duration::days(1);
     issue(&certs, "nodes/ended", [-day * 2, -day]);
     issue(&certs, "nodes/early", [day, day * 2]);
-    let bound = control_plane(&certs, identity::GateConfig::default()).await;
+    let bound = control_plane(&certs, identity::AuthenticatorConfig::default()).await;
     let ports = [bound.agent_addr, bound.status_addr].map(Option::unwrap);
     let checked = spawn_blocking(move || {
         let ca = certs.file("ca.crt");
@@ -212,9 +212,9 @@ async fn a_python_client_reads_the_fleet_if_it_has_the_right() {
     let certs = Certs::new(&["n1"], &["alice"]);
     let tokens = certs.file("tokens.csv");
     fs::write(&tokens, "secret,tool,1\n").unwrap();
-    let identity = identity::GateConfig {
+    let identity = identity::AuthenticatorConfig {
         token_auth_file: Some(tokens),
-        ..identity::GateConfig::default()
+        ..identity::AuthenticatorConfig::default()
     };
     let bound = control_plane(&certs, identity).await;
     let [agents, status] = [bound.agent_addr, bound.status_addr].map(Option::unwrap);
@@ -247,7 +247,7 @@ async fn a_python_agent_gets_the_state_of_its_own_node_alone() {
         return;
     };
     let certs = Certs::new(&["n1"], &[]);
-    let bound = control_plane(&certs, identity::GateConfig::default()).await;
+    let bound = control_plane(&certs, identity::AuthenticatorConfig::default()).await;
     let agents = bound.agent_addr.unwrap();
     let run = |credential, task| python.run(agents, &certs, credential, task);
     let own = Credential::Pair("nodes/n1");

@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use kp_controlplane::app::{Bound, Config, Origin};
-use kplane_agents::doors::{Limits, PATIENCE};
+use kplane_agents::connection_limits::{Limits, PATIENCE};
 use kplane_http::client::get;
 use kplane_proto::v1::agent_service_client::AgentServiceClient;
 use kplane_proto::v1::status_service_client::StatusServiceClient;
@@ -35,7 +35,7 @@ async fn control_plane(agent_limits: Limits) -> (Bound, tempfile::TempDir) {
 }
 
 /// Waits until the metrics have a line. Where the clock is paused, only the pauses between two looks let it advance: they are
-/// long enough that few looks see the end of the door's patience.
+/// long enough that few looks see the end of the limiter's patience.
 async fn metric(http: SocketAddr, line: &str) {
     let deadline = std::time::Instant::now() + DEADLINE;
     loop {
@@ -52,7 +52,7 @@ async fn metric(http: SocketAddr, line: &str) {
     }
 }
 
-/// The paused clock advances only when all tasks wait; then the door's patience ends.
+/// The paused clock advances only when all tasks wait; then the limiter's patience ends.
 #[tokio::test(start_paused = true)]
 async fn who_brings_nothing_is_closed() {
     let (bound, _folder) = control_plane(Limits::AGENTS).await;

@@ -7,7 +7,7 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use kp_controlplane::app::{Bound, Config, Origin};
-use kplane_agents::doors::Limits;
+use kplane_agents::connection_limits::Limits;
 use kplane_agents::peers::Listed;
 use kplane_desired_state::freshness::{Freshness, Versions};
 use kplane_desired_state::k8s::Kind;

@@ -5,12 +5,12 @@ use std::sync::Arc;
 use kplane_dataplane::backend::Proxy;
 
 use super::{Ended, TaskError};
-use crate::succession::{Succession, Visitor};
+use crate::succession::{Caller, Succession};
 
 /// The reason why an agent ends.
 pub(super) enum Cause {
     Shutdown,
-    Successor(Visitor),
+    Successor(Caller),
     Failure(Option<Result<Result<(), TaskError>, tokio::task::JoinError>>),
 }
 

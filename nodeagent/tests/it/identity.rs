@@ -75,10 +75,17 @@ struct Plane {
 
 impl Plane {
     async fn start(certs: &Certs) -> Self {
-        Self::start_with(certs, kplane_agents::identity::GateConfig::default()).await
+        Self::start_with(
+            certs,
+            kplane_agents::identity::AuthenticatorConfig::default(),
+        )
+        .await
     }
 
-    async fn start_with(certs: &Certs, identity: kplane_agents::identity::GateConfig) -> Self {
+    async fn start_with(
+        certs: &Certs,
+        identity: kplane_agents::identity::AuthenticatorConfig,
+    ) -> Self {
         let manifests = TempDir::new().unwrap();
         let service = "apiVersion: v1\nkind: Service\nmetadata: {name: web, namespace: shop}\n\
              spec: {clusterIP: 10.96.0.10, clusterIPs: [10.96.0.10], ports: [{port: 80}]}\n";
@@ -230,7 +237,7 @@ async fn a_token_proves_the_node_and_a_newer_one_is_sent_under_way() {
     std::fs::write(&tokens, "first,system:node:n1,1,system:nodes\n").unwrap();
     std::fs::write(&own, "first\n").unwrap();
     std::fs::write(&thief, "guess\n").unwrap();
-    let identity = kplane_agents::identity::GateConfig {
+    let identity = kplane_agents::identity::AuthenticatorConfig {
         token_auth_file: Some(tokens.clone()),
         ..Default::default()
     };
@@ -244,7 +251,7 @@ async fn a_token_proves_the_node_and_a_newer_one_is_sent_under_way() {
 
     // The control plane does not accept the newer token, so the stream stays with the first.
     let refusals = || {
-        let all = plane.bound.gate().refusals().into_iter();
+        let all = plane.bound.authenticator().refusals().into_iter();
         let bad = all.filter(|(port, reason, _)| {
             (*port, *reason) == (Port::Agents, RefusalReason::BadCredential)
         });

@@ -122,7 +122,7 @@ struct Plane {
 }
 
 impl Plane {
-    async fn start(folder: &Path, files: &Volume, identity: identity::GateConfig) -> Self {
+    async fn start(folder: &Path, files: &Volume, identity: identity::AuthenticatorConfig) -> Self {
         let manifests = folder.join("objects");
         fs::create_dir(&manifests).unwrap();
         let service = "apiVersion: v1\nkind: Service\nmetadata: {name: web, namespace: shop}\n\
@@ -171,7 +171,7 @@ impl Plane {
 
     /// Returns the number of refusals of agents.
     fn refusals(&self) -> u64 {
-        let all = self.bound.gate().refusals().into_iter();
+        let all = self.bound.authenticator().refusals().into_iter();
         let agents = all.filter(|(port, ..)| *port == Port::Agents);
         agents.map(|(.., count)| count).sum()
     }
@@ -434,7 +434,12 @@ impl Stage {
         let authority = old.read("ca.crt");
         let of_plane = Volume::new(folder.path().join("plane"), &server(&old, &old, &authority));
         let of_agent = Volume::new(folder.path().join("agent"), &client(&old, &authority));
-        let plane = Plane::start(folder.path(), &of_plane, identity::GateConfig::default()).await;
+        let plane = Plane::start(
+            folder.path(),
+            &of_plane,
+            identity::AuthenticatorConfig::default(),
+        )
+        .await;
         let plane = Arc::new(plane);
         let relay = Relay::start(plane.agents()).await;
         let flags = |pair: KeyPair| {
@@ -560,10 +565,10 @@ async fn every_token_and_right_may_be_replaced_while_agents_work() {
     let of_agent = Volume::new(file("agent"), &[("token", b"agent-1\n".to_vec())]);
     fs::write(file("tokens.csv"), tokens(&[1])).unwrap();
     fs::write(file("rights.yaml"), rights("alice")).unwrap();
-    let identity = identity::GateConfig {
+    let identity = identity::AuthenticatorConfig {
         token_auth_file: Some(file("tokens.csv")),
         authorization_file: Some(file("rights.yaml")),
-        ..identity::GateConfig::default()
+        ..identity::AuthenticatorConfig::default()
     };
     let plane = Arc::new(Plane::start(folder.path(), &of_plane, identity).await);
     let relay = Relay::start(plane.agents()).await;
@@ -617,7 +622,7 @@ async fn every_token_and_right_may_be_replaced_while_agents_work() {
 
     probes.have_not_failed();
     drop(probes);
-    let refused = plane.bound.gate().refusals().into_iter();
+    let refused = plane.bound.authenticator().refusals().into_iter();
     let refused = refused.filter(|(port, _, count)| *port == Port::Agents && *count > 0);
     let refused: Vec<_> = refused.map(|(_, reason, count)| (reason, count)).collect();
     assert_eq!(

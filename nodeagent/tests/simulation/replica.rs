@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use kplane_agents::hub::{Hub, Seen};
-use kplane_agents::identity::{self, AuditLog, Gate};
+use kplane_agents::identity::{self, AuditLog, Authenticator};
 use kplane_agents::streams::AgentServer;
 use kplane_agents::{neighbours, suspects};
 use kplane_desired_state::admission::Admission;
@@ -77,12 +77,12 @@ impl Replica {
                 Arc::clone(&ledger),
             ));
         }
-        let config = identity::GateConfig {
+        let config = identity::AuthenticatorConfig {
             audit: AuditLog::Off,
-            ..identity::GateConfig::default()
+            ..identity::AuthenticatorConfig::default()
         };
-        let gate = Gate::open(&config, Arc::clone(&hub), None).unwrap();
-        let server = AgentServer::new(Arc::clone(&hub), gate);
+        let authenticator = Authenticator::open(&config, Arc::clone(&hub), None).unwrap();
+        let server = AgentServer::new(Arc::clone(&hub), authenticator);
         let door = Door {
             server,
             epoch,

@@ -2,9 +2,9 @@
 
 use kplane_model::NodeName;
 
-use super::{Gate, Identity, Proof, Refusal, RefusalReason};
+use super::{Authenticator, Identity, Proof, Refusal, RefusalReason};
 
-impl Gate {
+impl Authenticator {
     /// Checks that an identity is that of a node's agent.
     pub(super) fn is_agent(&self, who: &Identity, node: &NodeName) -> Result<(), Refusal> {
         let name = &who.subject.name;

@@ -16,7 +16,7 @@ use kplane_util::buckets::{Buckets, Rate};
 use parking_lot::Mutex;
 use serde::Serialize;
 
-use crate::doors::network;
+use crate::connection_limits::network;
 
 /// Lines that may wait for the disk. More are dropped, and counted.
 const QUEUE: usize = 1_024;

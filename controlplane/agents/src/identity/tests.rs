@@ -1,4 +1,4 @@
-//! Callers at the gate of a control plane without a cluster: certificates and listed tokens.
+//! Callers at the authenticator of a control plane without a cluster: certificates and listed tokens.
 
 mod away;
 mod signatures;
@@ -19,7 +19,7 @@ use tokio::sync::mpsc;
 use tokio::time::timeout;
 
 use super::*;
-use crate::doors::{Caller, Occupancy};
+use crate::connection_limits::{ConnectionGuard, TransportIdentity};
 use crate::hub::Hub;
 
 /// Tokens of each kind of owner.
@@ -36,7 +36,7 @@ fn hub(source: &'static str) -> std::sync::Arc<Hub> {
     hub
 }
 
-fn gate(folder: &Path, rules: Option<&str>) -> std::sync::Arc<Gate> {
+fn authenticator(folder: &Path, rules: Option<&str>) -> std::sync::Arc<Authenticator> {
     let tokens = folder.join("tokens.csv");
     fs::write(&tokens, TOKENS).unwrap();
     let authorization_file = rules.map(|rules| {
@@ -44,20 +44,20 @@ fn gate(folder: &Path, rules: Option<&str>) -> std::sync::Arc<Gate> {
         fs::write(&file, rules).unwrap();
         file
     });
-    let config = GateConfig {
+    let config = AuthenticatorConfig {
         token_auth_file: Some(tokens),
         authorization_file,
-        ..GateConfig::default()
+        ..AuthenticatorConfig::default()
     };
-    Gate::open(&config, hub("manifests"), None).unwrap()
+    Authenticator::open(&config, hub("manifests"), None).unwrap()
 }
 
-fn certificate(name: &str, groups: &[&str], left: Duration) -> Caller {
+fn certificate(name: &str, groups: &[&str], left: Duration) -> TransportIdentity {
     let subject = Subject {
         name: name.to_owned(),
         groups: groups.iter().map(ToString::to_string).collect(),
     };
-    Caller::Certificate(subject, Some(SystemTime::now() + left))
+    TransportIdentity::Certificate(subject, Some(SystemTime::now() + left))
 }
 
 const DAY: Duration = Duration::from_secs(86_400);
@@ -69,19 +69,23 @@ fn bearer(token: &str) -> HeaderMap {
 
 /// Returns why a caller is refused as the agent of n1, when it reads, and when it acts.
 async fn refusals(
-    gate: &std::sync::Arc<Gate>,
-    caller: &Caller,
+    authenticator: &std::sync::Arc<Authenticator>,
+    caller: &TransportIdentity,
     headers: &HeaderMap,
 ) -> [Option<RefusalReason>; 3] {
     let node: NodeName = "n1".into();
-    let connection = Occupancy::of(caller.clone());
+    let connection = ConnectionGuard::of(caller.clone());
     let agent = async {
-        let visitor = gate.visit(Port::Agents, &connection, headers).await?;
-        visitor.speak_for(&node).await.map(drop)
+        let caller = authenticator
+            .authenticate(Port::Agents, &connection, headers)
+            .await?;
+        caller.authorize_agent(&node).await.map(drop)
     };
     let user = async |right: Right| {
-        let visitor = gate.visit(Port::Status, &connection, headers).await?;
-        visitor.may(&right).await
+        let caller = authenticator
+            .authenticate(Port::Status, &connection, headers)
+            .await?;
+        caller.may(&right).await
     };
     [
         agent.await,
@@ -91,23 +95,27 @@ async fn refusals(
     .map(|outcome: Result<(), Refusal>| outcome.err().map(|refusal| refusal.reason))
 }
 
-type Case = (Caller, &'static str, [Option<RefusalReason>; 3]);
+type Case = (TransportIdentity, &'static str, [Option<RefusalReason>; 3]);
 
 /// Wants each caller, with its token, to be refused as it should be; and each refusal to be counted.
 async fn check_all(cases: Vec<Case>) {
     let folder = TempDir::new().unwrap();
-    let gate = gate(folder.path(), None);
+    let authenticator = authenticator(folder.path(), None);
     let mut refused = 0;
     for (caller, token, wanted) in cases {
         let headers = match token {
             "" => HeaderMap::new(),
             token => bearer(token),
         };
-        let found = refusals(&gate, &caller, &headers).await;
+        let found = refusals(&authenticator, &caller, &headers).await;
         assert_eq!(found, wanted, "{caller:?} {token:?}");
         refused += found.iter().flatten().count() as u64;
     }
-    let counted: u64 = gate.refusals().iter().map(|(_, _, count)| count).sum();
+    let counted: u64 = authenticator
+        .refusals()
+        .iter()
+        .map(|(_, _, count)| count)
+        .sum();
     assert_eq!(counted, refused);
 }
 
@@ -123,9 +131,9 @@ async fn a_certificate_opens_what_its_subject_may() {
     let no_group = certificate("system:node:n1", &[], DAY);
     let bob = certificate("bob", &[ADMINS], DAY);
     check_all(vec![
-        (Caller::PlainText, "", [None; 3]),
+        (TransportIdentity::PlainText, "", [None; 3]),
         (
-            Caller::Anonymous,
+            TransportIdentity::Anonymous,
             "",
             [Some(RefusalReason::NoCredential); 3],
         ),
@@ -153,7 +161,7 @@ async fn a_certificate_opens_what_its_subject_may() {
 
 #[tokio::test]
 async fn a_listed_token_opens_what_its_owner_may() {
-    let anonymous = || Caller::Anonymous;
+    let anonymous = || TransportIdentity::Anonymous;
     check_all(vec![
         (anonymous(), "node-1", [None, DENIED, DENIED]),
         (anonymous(), "almost", [NO_AGENT, DENIED, DENIED]),
@@ -172,61 +180,67 @@ async fn a_listed_token_opens_what_its_owner_may() {
 async fn a_file_of_rights_takes_the_place_of_the_built_in_ones() {
     let folder = TempDir::new().unwrap();
     let rules = "rules: [{users: [alice], verbs: [update], paths: [/kplane/fleet]}]";
-    let gate = gate(folder.path(), Some(rules));
+    let authenticator = authenticator(folder.path(), Some(rules));
     let denied = Some(RefusalReason::NoRight);
     let (alice, bob) = (
         certificate("alice", &[], DAY),
         certificate("bob", &[ADMINS], DAY),
     );
-    let found = refusals(&gate, &alice, &HeaderMap::new()).await;
+    let found = refusals(&authenticator, &alice, &HeaderMap::new()).await;
     assert_eq!(found[1..], [denied, None]);
     // The administrators of the certificate authority are not locked out by a file.
-    let found = refusals(&gate, &bob, &HeaderMap::new()).await;
+    let found = refusals(&authenticator, &bob, &HeaderMap::new()).await;
     assert_eq!(found[1..], [None, None]);
     let carol = certificate("carol", &[], DAY);
     assert_eq!(
-        refusals(&gate, &carol, &HeaderMap::new()).await[1..],
+        refusals(&authenticator, &carol, &HeaderMap::new()).await[1..],
         [denied, denied]
     );
 }
 
 /// Admits the agent of n1 with a credential.
-async fn admitted(gate: &std::sync::Arc<Gate>, caller: Caller, headers: &HeaderMap) -> Sentry {
-    let connection = Occupancy::of(caller);
-    let visitor = gate.visit(Port::Agents, &connection, headers).await;
-    visitor.unwrap().speak_for(&"n1".into()).await.unwrap()
+async fn admitted(
+    authenticator: &std::sync::Arc<Authenticator>,
+    caller: TransportIdentity,
+    headers: &HeaderMap,
+) -> CredentialWatch {
+    let connection = ConnectionGuard::of(caller);
+    let caller = authenticator
+        .authenticate(Port::Agents, &connection, headers)
+        .await;
+    caller.unwrap().authorize_agent(&"n1".into()).await.unwrap()
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_stream_ends_with_its_certificate() {
     let folder = TempDir::new().unwrap();
-    let gate = gate(folder.path(), None);
+    let authenticator = authenticator(folder.path(), None);
     let certificate = certificate(
         "system:node:n1",
         &["system:nodes"],
         Duration::from_secs(600),
     );
-    let mut sentry = admitted(&gate, certificate, &HeaderMap::new()).await;
-    let early = timeout(Duration::from_secs(590), sentry.ended()).await;
+    let mut credential_watch = admitted(&authenticator, certificate, &HeaderMap::new()).await;
+    let early = timeout(Duration::from_secs(590), credential_watch.ended()).await;
     assert!(early.is_err(), "{early:?}");
-    let refusal = timeout(Duration::from_secs(20), sentry.ended()).await;
+    let refusal = timeout(Duration::from_secs(20), credential_watch.ended()).await;
     assert_eq!(refusal.unwrap().reason, RefusalReason::Ended);
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_watch_ends_with_its_credential() {
     let folder = TempDir::new().unwrap();
-    let gate = gate(folder.path(), None);
-    let connection = Occupancy::of(certificate("alice", &[], Duration::from_secs(600)));
-    let visitor = gate
-        .visit(Port::Status, &connection, &HeaderMap::new())
+    let authenticator = authenticator(folder.path(), None);
+    let connection = ConnectionGuard::of(certificate("alice", &[], Duration::from_secs(600)));
+    let caller = authenticator
+        .authenticate(Port::Status, &connection, &HeaderMap::new())
         .await;
-    let visitor = visitor.unwrap();
-    let early = timeout(Duration::from_secs(590), visitor.ended()).await;
+    let caller = caller.unwrap();
+    let early = timeout(Duration::from_secs(590), caller.ended()).await;
     assert!(early.is_err(), "{early:?}");
     let (outbox, mut answers) = mpsc::channel::<Result<(), tonic::Status>>(1);
     let watch = std::future::pending();
-    spawn_watch(Some(visitor), outbox, watch).unwrap();
+    spawn_watch(Some(caller), outbox, watch).unwrap();
     let last = answers.recv().await.unwrap().unwrap_err();
     assert_eq!(last.code(), tonic::Code::Unauthenticated);
     assert!(answers.recv().await.is_none());
@@ -235,8 +249,13 @@ async fn a_watch_ends_with_its_credential() {
 #[tokio::test(start_paused = true)]
 async fn a_token_that_is_no_longer_listed_loses_its_stream_within_a_minute() {
     let folder = TempDir::new().unwrap();
-    let gate = gate(folder.path(), None);
-    let mut kept = admitted(&gate, Caller::Anonymous, &bearer("node-1")).await;
+    let authenticator = authenticator(folder.path(), None);
+    let mut kept = admitted(
+        &authenticator,
+        TransportIdentity::Anonymous,
+        &bearer("node-1"),
+    )
+    .await;
     let hour = Duration::from_secs(3_600);
     assert!(timeout(hour, kept.ended()).await.is_err());
     let renewed = TOKENS.replace("node-1,", "node-1-new,");
@@ -248,21 +267,26 @@ async fn a_token_that_is_no_longer_listed_loses_its_stream_within_a_minute() {
 #[tokio::test(start_paused = true)]
 async fn a_renewed_token_keeps_the_stream() {
     let folder = TempDir::new().unwrap();
-    let gate = gate(folder.path(), None);
-    let mut sentry = admitted(&gate, Caller::Anonymous, &bearer("node-1")).await;
+    let authenticator = authenticator(folder.path(), None);
+    let mut credential_watch = admitted(
+        &authenticator,
+        TransportIdentity::Anonymous,
+        &bearer("node-1"),
+    )
+    .await;
     let both = format!("{TOKENS}node-1-new,system:node:n1,1,system:nodes\n");
     let file = folder.path().join("tokens.csv");
     fs::write(&file, both).unwrap();
     tokio::time::sleep(INTERVAL * 2).await;
     // The token of another owner changes nothing.
-    sentry.renew(Token::parse("alice").unwrap());
+    credential_watch.renew(Token::parse("alice").unwrap());
     tokio::time::sleep(Duration::from_secs(2)).await;
-    sentry.renew(Token::parse("node-1-new").unwrap());
+    credential_watch.renew(Token::parse("node-1-new").unwrap());
     tokio::time::sleep(Duration::from_secs(2)).await;
     fs::write(&file, "node-1-new,system:node:n1,1,system:nodes\n").unwrap();
     let hour = Duration::from_secs(3_600);
-    assert!(timeout(hour, sentry.ended()).await.is_err());
-    let refused = gate.refusals();
+    assert!(timeout(hour, credential_watch.ended()).await.is_err());
+    let refused = authenticator.refusals();
     let renewals = refused
         .iter()
         .find(|(port, reason, _)| (*port, *reason) == (Port::Agents, RefusalReason::NotAnAgent));
@@ -273,23 +297,37 @@ async fn a_renewed_token_keeps_the_stream() {
 #[tokio::test(start_paused = true)]
 async fn a_renewed_token_that_is_listed_later_keeps_the_stream() {
     let folder = TempDir::new().unwrap();
-    let gate = gate(folder.path(), None);
-    let mut sentry = admitted(&gate, Caller::Anonymous, &bearer("node-1")).await;
-    sentry.renew(Token::parse("node-1-new").unwrap());
+    let authenticator = authenticator(folder.path(), None);
+    let mut credential_watch = admitted(
+        &authenticator,
+        TransportIdentity::Anonymous,
+        &bearer("node-1"),
+    )
+    .await;
+    credential_watch.renew(Token::parse("node-1-new").unwrap());
     tokio::time::sleep(Duration::from_secs(2)).await;
     let file = folder.path().join("tokens.csv");
     let both = format!("{TOKENS}node-1-new,system:node:n1,1,system:nodes\n");
     fs::write(&file, both).unwrap();
     let minute = Duration::from_secs(60);
-    assert!(timeout(minute, sentry.ended()).await.is_err());
+    assert!(timeout(minute, credential_watch.ended()).await.is_err());
     fs::write(&file, "node-1-new,system:node:n1,1,system:nodes\n").unwrap();
-    assert!(timeout(minute * 60, sentry.ended()).await.is_err());
+    assert!(
+        timeout(minute * 60, credential_watch.ended())
+            .await
+            .is_err()
+    );
 }
 
 #[tokio::test(start_paused = true)]
 async fn the_agent_of_a_deleted_node_loses_its_stream_within_a_minute() {
     let hub = hub(kubernetes::NAME);
-    let gate = Gate::open(&GateConfig::default(), std::sync::Arc::clone(&hub), None).unwrap();
+    let authenticator = Authenticator::open(
+        &AuthenticatorConfig::default(),
+        std::sync::Arc::clone(&hub),
+        None,
+    )
+    .unwrap();
     let publish = |known| {
         let node = NodeFacts {
             known,
@@ -300,10 +338,10 @@ async fn the_agent_of_a_deleted_node_loses_its_stream_within_a_minute() {
     publish(true);
     hub.store.set_synced();
     let certificate = certificate("system:node:n1", &["system:nodes"], DAY);
-    let mut sentry = admitted(&gate, certificate, &HeaderMap::new()).await;
+    let mut credential_watch = admitted(&authenticator, certificate, &HeaderMap::new()).await;
     let hour = Duration::from_secs(3_600);
-    assert!(timeout(hour, sentry.ended()).await.is_err());
+    assert!(timeout(hour, credential_watch.ended()).await.is_err());
     publish(false);
-    let refusal = timeout(Duration::from_secs(60), sentry.ended()).await;
+    let refusal = timeout(Duration::from_secs(60), credential_watch.ended()).await;
     assert_eq!(refusal.unwrap().reason, RefusalReason::NoSuchNode);
 }

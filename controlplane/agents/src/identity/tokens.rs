@@ -8,7 +8,7 @@
 //! ```
 //!
 //! The cache is found by a hash of the whole token, so a forged signature finds nothing. The streams of agents come
-//! back to each token ([`super::Sentry`]), so that a token that only the keys verified is reviewed soon after.
+//! back to each token ([`super::CredentialWatch`]), so that a token that only the keys verified is reviewed soon after.
 
 use std::collections::HashMap;
 use std::net::IpAddr;

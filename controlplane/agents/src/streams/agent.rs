@@ -9,21 +9,21 @@ use tracing::{Instrument, debug, info_span};
 use super::mailbox::mailbox;
 use super::outbound::Outbound;
 use super::session;
-use crate::doors::Occupancy;
+use crate::connection_limits::ConnectionGuard;
 use crate::hub::Hub;
-use crate::identity::{Gate, Port};
+use crate::identity::{Authenticator, Port};
 
 /// The server of agents' streams.
 #[derive(Clone, Debug)]
 pub struct AgentServer {
     hub: Arc<Hub>,
-    gate: Arc<Gate>,
+    authenticator: Arc<Authenticator>,
 }
 
 impl AgentServer {
     /// Creates a server for agents from a hub, behind a gate.
-    pub fn new(hub: Arc<Hub>, gate: Arc<Gate>) -> Self {
-        Self { hub, gate }
+    pub fn new(hub: Arc<Hub>, authenticator: Arc<Authenticator>) -> Self {
+        Self { hub, authenticator }
     }
 }
 
@@ -35,11 +35,15 @@ impl AgentService for AgentServer {
         if self.hub.shutdown.is_cancelled() {
             return Err(session::closing());
         }
-        let connection = request.extensions().get::<Occupancy>().cloned();
-        let visitor = match &connection {
+        let connection = request.extensions().get::<ConnectionGuard>().cloned();
+        let caller = match &connection {
             Some(connection) => {
                 let headers = request.metadata().as_ref();
-                Some(self.gate.visit(Port::Agents, connection, headers).await?)
+                Some(
+                    self.authenticator
+                        .authenticate(Port::Agents, connection, headers)
+                        .await?,
+                )
             }
             None => None,
         };
@@ -52,7 +56,7 @@ impl AgentService for AgentServer {
         let peer = session::Peer {
             address,
             connection,
-            visitor,
+            caller,
         };
         let inbound = request.into_inner();
         let session = async move {

@@ -22,12 +22,12 @@ use super::mailbox::Postman;
 use super::millis;
 use super::questions::AgentQuestions;
 use super::updates::{HeldState, Updates, must_be_node};
+use crate::connection_limits::ConnectionGuard;
 use crate::departures::NodeDepartures;
-use crate::doors::Occupancy;
 use crate::draining;
 use crate::fleet::{BEATS, Misbehaviour, NotBegun, Session, bound_hello};
 use crate::hub::Hub;
-use crate::identity::{Sentry, Visitor};
+use crate::identity::{Caller, CredentialWatch};
 
 /// Maximum time until an agent that connects has sent its Hello.
 const HELLO_WITHIN: Duration = Duration::from_secs(10);
@@ -63,9 +63,9 @@ pub(super) struct Peer {
     /// The peer's address; empty in the same process.
     pub(super) address: String,
     /// The connection that carries the stream; `None` in the same process.
-    pub(super) connection: Option<Occupancy>,
+    pub(super) connection: Option<ConnectionGuard>,
     /// The caller; `None` in the same process.
-    pub(super) visitor: Option<Visitor>,
+    pub(super) caller: Option<Caller>,
 }
 
 /// Serves one agent until one side ends the stream; `gone` fails when the stream is gone.
@@ -87,9 +87,9 @@ pub(super) async fn run(
     if hub.draining.is_on() {
         return Ok(Some(farewell(&hub)));
     }
-    let sentry = match &peer.visitor {
-        Some(visitor) => visitor.speak_for(&node).await?,
-        None => Sentry::idle(),
+    let credential_watch = match &peer.caller {
+        Some(caller) => caller.authorize_agent(&node).await?,
+        None => CredentialWatch::idle(),
     };
     // An agent in the same process is trusted: the cluster may even lack its Node.
     let needs_node = peer.connection.is_some();
@@ -115,7 +115,7 @@ pub(super) async fn run(
     if let Some(too_long) = too_long {
         session.tell_too_long(Misbehaviour::Hello, too_long);
     }
-    let _occupied = peer.connection.as_ref().map(Occupancy::occupy);
+    let _occupied = peer.connection.as_ref().map(ConnectionGuard::occupy);
     info!(%node, version = ?hello.agent_version, backend = ?hello.backend, "agent connected");
     let freshness = hub.store.freshness();
     let welcome = welcome(&hub, &node, &freshness);
@@ -127,7 +127,7 @@ pub(super) async fn run(
         postman,
         questions: AgentQuestions::new(questions),
         last_heard: Instant::now(),
-        sentry,
+        credential_watch,
         messages: Bucket::new(MESSAGES),
         pause: None,
         leaving: NodeDepartures::default(),
@@ -237,7 +237,7 @@ struct Conversation<'a> {
     session: Session,
     questions: AgentQuestions,
     last_heard: Instant,
-    sentry: Sentry,
+    credential_watch: CredentialWatch,
     messages: Bucket,
     /// The agent sends beats, so it need not be asked whether it is alive.
     beats: bool,
@@ -258,7 +258,7 @@ impl Conversation<'_> {
             // counts as silent only after everything that it sent has been read.
             tokio::select! {
                 biased;
-                refusal = self.sentry.ended() => return Err(refusal.into()),
+                refusal = self.credential_watch.ended() => return Err(refusal.into()),
                 () = sleep_until(self.pause.unwrap_or(self.last_heard)), if self.pause.is_some() => {
                     self.pause = None;
                 }
@@ -313,7 +313,7 @@ impl Conversation<'_> {
             Some(agent_message::Kind::Ranges(ranges)) => self.postman.compared(ranges.digests),
             Some(agent_message::Kind::Renewal(renewal)) => {
                 if let Some(token) = Token::parse(&renewal.token) {
-                    self.sentry.renew(token);
+                    self.credential_watch.renew(token);
                 }
             }
             // A newer agent may send kinds of messages that this version does not know.

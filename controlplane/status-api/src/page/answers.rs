@@ -6,7 +6,7 @@ use std::time::SystemTime;
 
 use http::StatusCode;
 use kplane_agents::hub::Hub;
-use kplane_agents::identity::{Right, Visitor};
+use kplane_agents::identity::{Caller, Right};
 use kplane_agents::peers::{Collected, Peers};
 use kplane_model::ServiceName;
 use kplane_proto::v1 as pb;
@@ -78,7 +78,7 @@ impl AnswerSources {
     pub(super) async fn sections(
         &self,
         sheet: &Sheet,
-        visitor: Option<&Visitor>,
+        caller: Option<&Caller>,
     ) -> Result<Vec<Section>, Problem> {
         match sheet {
             Sheet::Fleet => Ok(self.fleet().await),
@@ -87,7 +87,7 @@ impl AnswerSources {
             Sheet::Node(name) => self.node(name).await,
             Sheet::Service(name) => self.service(name).await,
             Sheet::Changes => self.changes().await,
-            Sheet::Map(filter) => self.map(filter, visitor).await,
+            Sheet::Map(filter) => self.map(filter, caller).await,
             Sheet::Reasons => Ok(vec![Section::new(
                 "reasons",
                 "Explanations",
@@ -174,19 +174,15 @@ impl AnswerSources {
         Ok(vec![cards, matrix, text])
     }
 
-    async fn map(
-        &self,
-        filter: &Filter,
-        visitor: Option<&Visitor>,
-    ) -> Result<Vec<Section>, Problem> {
+    async fn map(&self, filter: &Filter, caller: Option<&Caller>) -> Result<Vec<Section>, Problem> {
         let nobody = || Status::unauthenticated("the map is for callers who may see clients");
-        let visitor = visitor.ok_or_else(nobody)?;
-        let admitted = visitor.may(&Right::ReadClients).await;
+        let caller = caller.ok_or_else(nobody)?;
+        let admitted = caller.may(&Right::ReadClients).await;
         admitted.map_err(Status::from)?;
         let asked = map::request(filter);
         let mut request = Request::new(asked.clone());
         // The answer is charged to the visitor, and the audit log names it.
-        request.extensions_mut().insert(visitor.clone());
+        request.extensions_mut().insert(caller.clone());
         let answer = self.status.get_graph(request).await?;
         let view = GraphView::new(&asked, answer.into_inner());
         Ok(map::sections(filter, &view))

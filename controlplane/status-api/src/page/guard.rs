@@ -1,4 +1,4 @@
-//! Who may see the page. The gate decides, as for `kpctl`; this module keeps browsers from lending their user's rights
+//! Who may see the page. The authenticator decides, as for `kpctl`; this module keeps browsers from lending their user's rights
 //! to other sites.
 
 use std::net::IpAddr;
@@ -7,8 +7,8 @@ use std::sync::Arc;
 use http::header::HOST;
 use http::request::Parts;
 use http::{HeaderMap, Method, StatusCode};
-use kplane_agents::doors::Caller;
-use kplane_agents::identity::{Gate, Right, Visitor};
+use kplane_agents::connection_limits::TransportIdentity;
+use kplane_agents::identity::{Authenticator, Caller, Right};
 use tonic::Status;
 
 use super::answers::Problem;
@@ -18,7 +18,10 @@ use crate::server::{self, connection};
 ///
 /// # Errors
 /// The problem, for the caller.
-pub(super) async fn admit(gate: &Arc<Gate>, request: &Parts) -> Result<Visitor, Problem> {
+pub(super) async fn admit(
+    authenticator: &Arc<Authenticator>,
+    request: &Parts,
+) -> Result<Caller, Problem> {
     if !matches!(request.method, Method::GET | Method::HEAD) {
         return Err(Problem {
             code: StatusCode::METHOD_NOT_ALLOWED,
@@ -26,14 +29,14 @@ pub(super) async fn admit(gate: &Arc<Gate>, request: &Parts) -> Result<Visitor, 
         });
     }
     let connection = connection(&request.extensions).map_err(Status::from)?;
-    if *connection.caller() == Caller::PlainText {
+    if *connection.identity() == TransportIdentity::PlainText {
         let host = request.uri.host().map(str::to_owned);
         let host = host.or_else(|| host_of(&request.headers));
         named(host.as_deref().unwrap_or_default())?;
     }
     same_site(&request.headers)?;
     let right = Some(Right::ReadStatus);
-    let admitted = server::admit(gate, connection, &request.headers, right).await;
+    let admitted = server::admit(authenticator, connection, &request.headers, right).await;
     Ok(admitted.map_err(Status::from)?)
 }
 

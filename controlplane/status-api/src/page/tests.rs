@@ -10,9 +10,9 @@ use axum::body::Body;
 use http::header::{AUTHORIZATION, CONTENT_SECURITY_POLICY, HOST};
 use http::{Method, Request, StatusCode, Version};
 use http_body_util::BodyExt as _;
-use kplane_agents::doors::{Caller, Occupancy};
+use kplane_agents::connection_limits::{ConnectionGuard, TransportIdentity};
 use kplane_agents::hub::Hub;
-use kplane_agents::identity::{Gate, GateConfig};
+use kplane_agents::identity::{Authenticator, AuthenticatorConfig};
 use kplane_desired_state::admission::Admission;
 use kplane_desired_state::index::CliffGuard;
 use tokio::sync::mpsc;
@@ -36,28 +36,28 @@ fn open() -> (Arc<Hub>, Router) {
     let [tokens, rules] = ["tokens.csv", "rules.yaml"].map(|name| folder.path().join(name));
     fs::write(&tokens, TOKENS).unwrap();
     fs::write(&rules, RULES).unwrap();
-    let config = GateConfig {
+    let config = AuthenticatorConfig {
         token_auth_file: Some(tokens),
         authorization_file: Some(rules),
-        ..GateConfig::default()
+        ..AuthenticatorConfig::default()
     };
     let (_, batches) = mpsc::channel(1);
     let guard = CliffGuard::default();
     let (hub, index) = Hub::new(1, "manifests", Admission::default(), guard, batches);
     tokio::spawn(index);
-    let gate = Gate::open(&config, Arc::clone(&hub), None).unwrap();
+    let authenticator = Authenticator::open(&config, Arc::clone(&hub), None).unwrap();
     let service = Router::new().fallback(|| async { "a service" });
-    let router = Page::new(&hub, &gate, None).beside(service);
+    let router = Page::new(&hub, &authenticator, None).beside(service);
     (hub, router)
 }
 
-fn request(caller: Caller, path: &str) -> Request<Body> {
+fn request(caller: TransportIdentity, path: &str) -> Request<Body> {
     let mut request = Request::builder()
         .uri(path)
         .header(HOST, "127.0.0.1:7466")
         .body(Body::empty())
         .unwrap();
-    request.extensions_mut().insert(Occupancy::of(caller));
+    request.extensions_mut().insert(ConnectionGuard::of(caller));
     request
 }
 
@@ -75,7 +75,7 @@ async fn ask(router: &Router, request: Request<Body>) -> (StatusCode, String) {
 }
 
 fn with(token: Option<&str>, path: &str) -> Request<Body> {
-    let mut request = request(Caller::Anonymous, path);
+    let mut request = request(TransportIdentity::Anonymous, path);
     if let Some(token) = token {
         let header = format!("Bearer {token}").parse().unwrap();
         request.headers_mut().insert(AUTHORIZATION, header);
@@ -126,17 +126,17 @@ async fn only_callers_with_the_right_see_the_page() {
 #[tokio::test]
 async fn in_plain_text_only_browsers_that_name_the_address_see_it() {
     let router = router();
-    let good = request(Caller::PlainText, "/page/");
+    let good = request(TransportIdentity::PlainText, "/page/");
     assert_eq!(ask(&router, good).await.0, StatusCode::OK);
-    let mut rebound = request(Caller::PlainText, "/page/");
+    let mut rebound = request(TransportIdentity::PlainText, "/page/");
     let evil = "evil.example:7466".parse().unwrap();
     rebound.headers_mut().insert(HOST, evil);
     assert_eq!(ask(&router, rebound).await.0, StatusCode::FORBIDDEN);
-    let mut loaded = request(Caller::PlainText, "/page/");
+    let mut loaded = request(TransportIdentity::PlainText, "/page/");
     let foreign = "cross-site".parse().unwrap();
     loaded.headers_mut().insert("sec-fetch-site", foreign);
     assert_eq!(ask(&router, loaded).await.0, StatusCode::FORBIDDEN);
-    let mut changed = request(Caller::PlainText, "/page/");
+    let mut changed = request(TransportIdentity::PlainText, "/page/");
     *changed.method_mut() = Method::POST;
     assert_eq!(
         ask(&router, changed).await.0,
@@ -148,7 +148,7 @@ async fn in_plain_text_only_browsers_that_name_the_address_see_it() {
         "/page/live",
         "/page/live?sheet=nothing",
     ] {
-        let answer = ask(&router, request(Caller::PlainText, path)).await;
+        let answer = ask(&router, request(TransportIdentity::PlainText, path)).await;
         assert_eq!(answer.0, StatusCode::NOT_FOUND, "{path}");
     }
 }
@@ -160,10 +160,10 @@ async fn services_keep_to_http2() {
         "/kplane.v1.StatusService/Approve",
         "/grpc.health.v1.Health/Check",
     ] {
-        let old = request(Caller::PlainText, path);
+        let old = request(TransportIdentity::PlainText, path);
         let (code, _) = ask(&router, old).await;
         assert_eq!(code, StatusCode::HTTP_VERSION_NOT_SUPPORTED);
-        let mut new = request(Caller::PlainText, path);
+        let mut new = request(TransportIdentity::PlainText, path);
         *new.version_mut() = Version::HTTP_2;
         assert_eq!(
             ask(&router, new).await,

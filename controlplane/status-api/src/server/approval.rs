@@ -4,9 +4,9 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::SystemTime;
 
-use kplane_agents::doors::Occupancy;
+use kplane_agents::connection_limits::ConnectionGuard;
 use kplane_agents::hub::{Approvals, Approved, Hub, Seen, Summary};
-use kplane_agents::identity::{Right, Visitor};
+use kplane_agents::identity::{Caller, Right};
 use kplane_agents::orders::{Approval, Orders, Place};
 use kplane_agents::peers::Peers;
 use kplane_desired_state::publish::Head;
@@ -26,8 +26,8 @@ pub(super) async fn approve_for_all(
     request: Request<pb::ApproveRequest>,
 ) -> Result<pb::ApproveResponse, Status> {
     let seen = *request.get_ref();
-    let visitor = request.extensions().get::<Visitor>();
-    let by = operator(visitor);
+    let caller = request.extensions().get::<Caller>();
+    let by = operator(caller);
     let is_shared = hub.orders.place().is_some_and(Place::is_shared);
     let elsewhere = match peers.filter(|_| is_shared) {
         Some(peers) => holding_elsewhere(peers).await,
@@ -86,8 +86,8 @@ pub(super) async fn approve(
     right: &Right,
     elsewhere: &BTreeSet<NodeName>,
 ) -> Result<(pb::ApproveResponse, Option<Approved>), Status> {
-    let connection = request.extensions().get::<Occupancy>().cloned();
-    let visitor = request.extensions().get::<Visitor>().cloned();
+    let connection = request.extensions().get::<ConnectionGuard>().cloned();
+    let caller = request.extensions().get::<Caller>().cloned();
     let seen = request.into_inner();
     let here = hub.fleet.holding();
     let nodes: BTreeSet<NodeName> = here.into_iter().chain(elsewhere.iter().cloned()).collect();
@@ -95,8 +95,8 @@ pub(super) async fn approve(
     let held = hub.summary().borrow().held.is_some();
     if !held && nodes.is_empty() && !hub.store.trust().is_partial() {
         let revision = hub.store.head().borrow().revision;
-        if let Some(visitor) = visitor {
-            visitor.did(right, "approved deletions while nothing was held");
+        if let Some(caller) = caller {
+            caller.did(right, "approved deletions while nothing was held");
         }
         let nothing = views::approved(None, String::new(), &nodes, revision);
         return Ok((nothing, None));
@@ -115,7 +115,7 @@ pub(super) async fn approve(
         peer = connection
             .as_ref()
             .map(|connection| connection.peer().to_string()),
-        by = visitor.as_ref().and_then(Visitor::name),
+        by = caller.as_ref().and_then(Caller::name),
         services,
         without_endpoints = endpoints,
         nodes = nodes.len(),
@@ -123,8 +123,8 @@ pub(super) async fn approve(
         revision = approved.revision,
         "approved: objects that are missing from the source are removed"
     );
-    if let Some(visitor) = visitor {
-        visitor.did(
+    if let Some(caller) = caller {
+        caller.did(
             right,
             &format!(
                 "approved that {services} Services go and {endpoints} more lose their endpoints, on {} nodes that held \

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use kplane_agents::hub::Hub;
-use kplane_agents::identity::{Right, Visitor, spawn_watch};
+use kplane_agents::identity::{Caller, Right, spawn_watch};
 use kplane_agents::streams::Attendance;
 use kplane_desired_state::freshness::Freshness;
 use kplane_desired_state::publish::{Cursor, Head, Piece, PieceEnd, Way};
@@ -54,20 +54,20 @@ impl pb::desired_state_service_server::DesiredStateService for DesiredServer {
         &self,
         request: Request<pb::WatchNodeRequest>,
     ) -> Result<Response<DesiredStream>, Status> {
-        let visitor = request.extensions().get::<Visitor>().cloned();
+        let caller = request.extensions().get::<Caller>().cloned();
         let request = request.into_inner();
         must_fit(&request.node_name)?;
-        if let Some(visitor) = &visitor {
+        if let Some(caller) = &caller {
             let right = Right::ReadDesired(request.node_name.clone());
-            visitor.may(&right).await?;
+            caller.may(&right).await?;
         }
         if self.hub.store.head().borrow().synced {
             must_be_known(&self.hub, &request.node_name)?;
         }
         // Requests in the same process are free.
-        if let Some(visitor) = &visitor {
+        if let Some(caller) = &caller {
             let objects = self.hub.summary().borrow().totals.services;
-            visitor.charge(u32::try_from(objects / OBJECTS_FOR_ONE + 1).unwrap_or(u32::MAX))?;
+            caller.charge(u32::try_from(objects / OBJECTS_FOR_ONE + 1).unwrap_or(u32::MAX))?;
         }
         let (outbox, stream) = mpsc::channel(1);
         let (hub, last) = (Arc::clone(&self.hub), outbox.clone());
@@ -75,7 +75,7 @@ impl pb::desired_state_service_server::DesiredStateService for DesiredServer {
             let feed = NodeFeed::new(&hub, request);
             follow(hub, feed, outbox).await;
         };
-        spawn_watch(visitor, last, watch)?;
+        spawn_watch(caller, last, watch)?;
         Ok(Response::new(ReceiverStream::new(stream)))
     }
 }

@@ -3,7 +3,7 @@
 use std::time::SystemTime;
 
 use kplane_agents::hub::Hub;
-use kplane_agents::identity::{Right, Visitor};
+use kplane_agents::identity::{Caller, Right};
 use kplane_agents::orders::{MAX_ORDERS, MAX_REASON, Scope, Unchanged, Wish};
 use kplane_agents::streams::is_node_name;
 use kplane_model::NodeName;
@@ -17,7 +17,7 @@ use super::{millis, operator};
 /// Puts an order in force, and writes it down.
 pub(super) async fn freeze(
     hub: &Hub,
-    visitor: Option<&Visitor>,
+    caller: Option<&Caller>,
     request: pb::FreezeRequest,
 ) -> Result<pb::FreezeResponse, Status> {
     let nodes = check(hub, &request)?;
@@ -25,7 +25,7 @@ pub(super) async fn freeze(
         true => vec![Scope::All],
         false => nodes.iter().cloned().map(Scope::Node).collect(),
     };
-    let by = operator(visitor);
+    let by = operator(caller);
     let wish = Wish {
         scopes,
         frozen: !request.thaw,
@@ -41,9 +41,9 @@ pub(super) async fn freeze(
         false => nodes.join(", "),
     };
     info!(by, nodes = whom, reason = request.reason, "{what} nodes");
-    if let Some(visitor) = visitor {
+    if let Some(caller) = caller {
         let text = format!("{what} {whom}: {:?}", request.reason);
-        visitor.did(&Right::Act, &text);
+        caller.did(&Right::Act, &text);
     }
     Ok(pb::FreezeResponse {
         nodes,

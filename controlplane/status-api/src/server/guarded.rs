@@ -1,4 +1,4 @@
-//! The guard of the status port: every request passes the gate before its service sees it.
+//! The guard of the status port: every request passes the authenticator before its service sees it.
 
 use std::convert::Infallible;
 use std::pin::Pin;
@@ -6,24 +6,27 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use http::{Extensions, HeaderMap, Request, Response};
-use kplane_agents::doors::Occupancy;
-use kplane_agents::identity::{Gate, Port, Refusal, RefusalReason, Right, Visitor};
+use kplane_agents::connection_limits::ConnectionGuard;
+use kplane_agents::identity::{Authenticator, Caller, Port, Refusal, RefusalReason, Right};
 use tonic::Status;
 use tonic::body::Body;
 use tonic::server::NamedService;
 use tower::Service;
 
-/// A service behind the gate. Requests carry their [`Visitor`] as an extension.
+/// A service behind the authenticator. Requests carry their [`Caller`] as an extension.
 #[derive(Clone, Debug)]
 pub struct Guarded<S> {
     inner: S,
-    gate: Arc<Gate>,
+    authenticator: Arc<Authenticator>,
 }
 
 impl<S> Guarded<S> {
-    /// Puts a service behind the gate.
-    pub fn new(inner: S, gate: Arc<Gate>) -> Self {
-        Self { inner, gate }
+    /// Puts a service behind the authenticator.
+    pub fn new(inner: S, authenticator: Arc<Authenticator>) -> Self {
+        Self {
+            inner,
+            authenticator,
+        }
     }
 }
 
@@ -54,8 +57,8 @@ fn right_for(path: &str) -> Option<Right> {
 }
 
 /// Returns the connection of a request.
-pub(crate) fn connection(extensions: &Extensions) -> Result<&Occupancy, Refusal> {
-    // It is a bug if there is none: every connection of the port has passed a door.
+pub(crate) fn connection(extensions: &Extensions) -> Result<&ConnectionGuard, Refusal> {
+    // It is a bug if there is none: every connection of the port has passed a limiter.
     extensions
         .get()
         .ok_or_else(|| Refusal::new(RefusalReason::NoCredential, "the connection is unknown"))
@@ -63,25 +66,30 @@ pub(crate) fn connection(extensions: &Extensions) -> Result<&Occupancy, Refusal>
 
 /// Admits a caller with a right, if one is needed, and marks the connection as in use.
 pub(crate) async fn admit(
-    gate: &Arc<Gate>,
-    connection: &Occupancy,
+    authenticator: &Arc<Authenticator>,
+    connection: &ConnectionGuard,
     headers: &HeaderMap,
     right: Option<Right>,
-) -> Result<Visitor, Refusal> {
-    let visitor = gate.visit(Port::Status, connection, headers).await?;
+) -> Result<Caller, Refusal> {
+    let caller = authenticator
+        .authenticate(Port::Status, connection, headers)
+        .await?;
     if let Some(right) = right {
-        visitor.may(&right).await?;
+        caller.may(&right).await?;
     }
     connection.keep();
-    Ok(visitor)
+    Ok(caller)
 }
 
 /// Admits a request, which carries its visitor from then on.
-async fn admit_request(gate: &Arc<Gate>, request: &mut Request<Body>) -> Result<(), Refusal> {
+async fn admit_request(
+    authenticator: &Arc<Authenticator>,
+    request: &mut Request<Body>,
+) -> Result<(), Refusal> {
     let connection = connection(request.extensions())?.clone();
     let right = right_for(request.uri().path());
-    let visitor = admit(gate, &connection, request.headers(), right).await?;
-    request.extensions_mut().insert(visitor);
+    let caller = admit(authenticator, &connection, request.headers(), right).await?;
+    request.extensions_mut().insert(caller);
     Ok(())
 }
 
@@ -105,9 +113,9 @@ where
         // The clone stays behind; the service that is ready goes.
         let clone = self.inner.clone();
         let mut inner = std::mem::replace(&mut self.inner, clone);
-        let gate = Arc::clone(&self.gate);
+        let authenticator = Arc::clone(&self.authenticator);
         Box::pin(async move {
-            match admit_request(&gate, &mut request).await {
+            match admit_request(&authenticator, &mut request).await {
                 Ok(()) => inner.call(request).await,
                 Err(refusal) => Ok(Status::from(refusal).into_http()),
             }

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use kplane_agents::hub::Hub;
-use kplane_agents::identity::Visitor;
+use kplane_agents::identity::Caller;
 use kplane_desired_state::index::ServiceDetail;
 use kplane_model::ServiceName;
 use tonic::{Request, Status};
@@ -71,8 +71,8 @@ pub(super) fn bounded_names(names: &[&str]) -> Result<(), Status> {
 
 /// Charges the caller of a request; requests in the same process are free.
 pub(super) fn charge<T>(request: &Request<T>, cost: u32) -> Result<(), Status> {
-    match request.extensions().get::<Visitor>() {
-        Some(visitor) => Ok(visitor.charge(cost)?),
+    match request.extensions().get::<Caller>() {
+        Some(caller) => Ok(caller.charge(cost)?),
         None => Ok(()),
     }
 }

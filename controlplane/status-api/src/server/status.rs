@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use kplane_agents::fleet::label;
 use kplane_agents::hub::Hub;
-use kplane_agents::identity::{Right, Visitor, spawn_watch};
+use kplane_agents::identity::{Caller, Right, spawn_watch};
 use kplane_agents::peers::{Collected, Peers};
 use kplane_desired_state::publish::MAX_POINTS;
 use kplane_model::ServiceName;
@@ -73,8 +73,8 @@ impl StatusServer {
 
     /// Writes what an audited request does, unless its caller has just done it: who watches asks every few seconds.
     fn audit_news<T>(&self, request: &Request<T>, right: &Right, follower: u64, text: &str) {
-        let visitor = request.extensions().get::<Visitor>();
-        let who = visitor.and_then(Visitor::name).unwrap_or_default();
+        let caller = request.extensions().get::<Caller>();
+        let who = caller.and_then(Caller::name).unwrap_or_default();
         if self.followers.is_news(&format!("{follower} {text} {who}")) {
             audit(request, right, text);
         }
@@ -113,12 +113,12 @@ impl StatusService for StatusServer {
         request: Request<pb::GetFleetRequest>,
     ) -> Answer<Self::WatchFleetStream> {
         charge(&request, self.nodes_cost())?;
-        let visitor = request.extensions().get::<Visitor>().cloned();
+        let caller = request.extensions().get::<Caller>().cloned();
         let (outbox, stream) = mpsc::channel(1);
         let request = request.into_inner();
         let last = outbox.clone();
         let watch = watch(Arc::clone(&self.hub), request, self.peers.clone(), outbox);
-        spawn_watch(visitor, last, watch)?;
+        spawn_watch(caller, last, watch)?;
         let mut answer = Response::new(ReceiverStream::new(stream));
         // Pictures follow each other too fast.
         answer.disable_compression();
@@ -142,11 +142,11 @@ impl StatusService for StatusServer {
     ) -> Answer<Self::WatchServicesStream> {
         let services = self.hub.summary().borrow().totals.services;
         charge(&request, cost(services))?;
-        let visitor = request.extensions().get::<Visitor>().cloned();
+        let caller = request.extensions().get::<Caller>().cloned();
         let (outbox, stream) = mpsc::channel(1);
         let last = outbox.clone();
         let watch = services::watch(Arc::clone(&self.hub), request.into_inner(), outbox);
-        spawn_watch(visitor, last, watch)?;
+        spawn_watch(caller, last, watch)?;
         Ok(Response::new(ReceiverStream::new(stream)))
     }
 
@@ -202,7 +202,7 @@ impl StatusService for StatusServer {
         request: Request<pb::ConvergenceRequest>,
     ) -> Answer<Self::WatchConvergenceStream> {
         charge(&request, self.nodes_cost())?;
-        let visitor = request.extensions().get::<Visitor>().cloned();
+        let caller = request.extensions().get::<Caller>().cloned();
         let request = request.into_inner();
         bounded_names(&[&request.namespace, &request.name])?;
         let name = ServiceName::new(&request.namespace, &request.name);
@@ -212,7 +212,7 @@ impl StatusService for StatusServer {
         let (outbox, stream) = mpsc::channel(1);
         let last = outbox.clone();
         let watch = convergence::watch(Arc::clone(&self.hub), name, self.peers.clone(), outbox);
-        spawn_watch(visitor, last, watch)?;
+        spawn_watch(caller, last, watch)?;
         Ok(Response::new(ReceiverStream::new(stream)))
     }
 
@@ -223,8 +223,8 @@ impl StatusService for StatusServer {
 
     async fn freeze(&self, request: Request<pb::FreezeRequest>) -> Answer<pb::FreezeResponse> {
         charge(&request, self.nodes_cost())?;
-        let visitor = request.extensions().get::<Visitor>().cloned();
-        let answer = freeze::freeze(&self.hub, visitor.as_ref(), request.into_inner());
+        let caller = request.extensions().get::<Caller>().cloned();
+        let answer = freeze::freeze(&self.hub, caller.as_ref(), request.into_inner());
         Ok(Response::new(answer.await?))
     }
 
@@ -370,8 +370,8 @@ impl StatusService for StatusServer {
 
 /// Writes down who lets agents act, or learns who uses a Service. Requests in the same process have no caller.
 fn audit<T>(request: &Request<T>, right: &Right, text: &str) {
-    if let Some(visitor) = request.extensions().get::<Visitor>() {
-        visitor.did(right, text);
+    if let Some(caller) = request.extensions().get::<Caller>() {
+        caller.did(right, text);
     }
 }
 

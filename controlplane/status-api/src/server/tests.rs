@@ -6,10 +6,10 @@ mod services;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use kplane_agents::doors::{Door, Limits};
+use kplane_agents::connection_limits::{ConnectionLimiter, Limits};
 use kplane_agents::fleet::Session;
 use kplane_agents::hub::Hub;
-use kplane_agents::identity::{self, Gate};
+use kplane_agents::identity::{self, Authenticator};
 use kplane_agents::peers::Collected;
 use kplane_agents::streams::AgentServer;
 use kplane_desired_state::admission::Admission;
@@ -47,15 +47,20 @@ const USUAL_LIMIT: usize = 4 << 20;
 async fn serve(hub: &Arc<Hub>) -> Channel {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
-    let door = Door::new("tests", Limits::STATUS);
-    let gate = Gate::open(&identity::GateConfig::default(), Arc::clone(hub), None).unwrap();
+    let limiter = ConnectionLimiter::new("tests", Limits::STATUS);
+    let authenticator = Authenticator::open(
+        &identity::AuthenticatorConfig::default(),
+        Arc::clone(hub),
+        None,
+    )
+    .unwrap();
     let router = Server::builder()
         .add_service(AgentServiceServer::new(AgentServer::new(
             Arc::clone(hub),
-            gate,
+            authenticator,
         )))
         .add_service(StatusServiceServer::new(StatusServer::new(Arc::clone(hub))));
-    tokio::spawn(router.serve_with_incoming(door.incoming(listener, None)));
+    tokio::spawn(router.serve_with_incoming(limiter.incoming(listener, None)));
     let endpoint = Endpoint::from_shared(format!("http://{address}")).unwrap();
     endpoint.connect().await.unwrap()
 }

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use kp_controlplane::app::{Bound, Config, Origin, Protection};
 use kplane_agents::certs::{self, Command};
-use kplane_agents::doors::Limits;
+use kplane_agents::connection_limits::Limits;
 use kplane_agents::identity;
 use kplane_tls::{KeyPair, ServerFiles};
 use tempfile::TempDir;
@@ -60,7 +60,7 @@ impl Certs {
     pub(crate) async fn control_plane(
         &self,
         agent_limits: Limits,
-        identity: identity::GateConfig,
+        identity: identity::AuthenticatorConfig,
     ) -> Bound {
         let manifests = self.file("objects");
         fs::create_dir(&manifests).unwrap();

@@ -69,12 +69,12 @@ async fn what_waits_for_a_busy_kernel_is_programmed_at_once() {
             Ok(Verification::Equal)
         }
     }
-    let (release, gate) = std::sync::mpsc::channel();
-    let mut gate = Some(gate);
+    let (release, authenticator) = std::sync::mpsc::channel();
+    let mut authenticator = Some(authenticator);
     let applied = Arc::new(AtomicU64::new(0));
     let count = Arc::clone(&applied);
-    let side = move |_| match gate.take() {
-        Some(gate) => Box::new(Stuck(gate, Arc::clone(&count))) as Box<dyn Side>,
+    let side = move |_| match authenticator.take() {
+        Some(authenticator) => Box::new(Stuck(authenticator, Arc::clone(&count))) as Box<dyn Side>,
         None => Box::new(Noop::default()),
     };
     let open = move || Ok(noop::open_with(side));

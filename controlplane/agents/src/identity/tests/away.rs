@@ -38,7 +38,7 @@ struct Cluster {
     script: Arc<Mutex<Script>>,
     signer: Arc<Signer>,
     hub: Arc<Hub>,
-    gate: Arc<Gate>,
+    authenticator: Arc<Authenticator>,
 }
 
 impl Cluster {
@@ -48,20 +48,20 @@ impl Cluster {
         let nodes = ["n1", "n2"].map(NodeFacts::sample).to_vec();
         hub.store.publish(Publication::sample(vec![], nodes));
         hub.store.set_synced();
-        let config = GateConfig {
+        let config = AuthenticatorConfig {
             agent_accounts: vec![ACCOUNT.to_owned()],
-            ..GateConfig::default()
+            ..AuthenticatorConfig::default()
         };
         let api = Arc::new(Api::of(client(&script, &signer)));
-        let gate = Gate::open(&config, Arc::clone(&hub), Some(api)).unwrap();
-        tokio::spawn(Arc::clone(&gate).follow_keys());
+        let authenticator = Authenticator::open(&config, Arc::clone(&hub), Some(api)).unwrap();
+        tokio::spawn(Arc::clone(&authenticator).follow_keys());
         // Until the keys are read: no other task runs.
         tokio::time::sleep(Duration::from_secs(1)).await;
         Self {
             script,
             signer,
             hub,
-            gate,
+            authenticator,
         }
     }
 
@@ -79,11 +79,14 @@ impl Cluster {
     }
 
     /// Says Hello as the agent of a node.
-    async fn greet(&self, node: &str, token: &Token) -> Result<Sentry, Status> {
-        let connection = Occupancy::of(Caller::Anonymous);
+    async fn greet(&self, node: &str, token: &Token) -> Result<CredentialWatch, Status> {
+        let connection = ConnectionGuard::of(TransportIdentity::Anonymous);
         let headers = bearer(token.as_str());
-        let visitor = self.gate.visit(Port::Agents, &connection, &headers).await;
-        Ok(visitor?.speak_for(&node.into()).await?)
+        let caller = self
+            .authenticator
+            .authenticate(Port::Agents, &connection, &headers)
+            .await;
+        Ok(caller?.authorize_agent(&node.into()).await?)
     }
 
     fn serve(&self, node: &str) -> Begun {

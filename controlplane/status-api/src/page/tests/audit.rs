@@ -37,7 +37,7 @@ impl Sheets {
         }
         let mut sheets = Vec::new();
         for path in ["/page/", "/page/nodes", "/page/node?name=n0"] {
-            let (code, text) = ask(&router, request(Caller::PlainText, path)).await;
+            let (code, text) = ask(&router, request(TransportIdentity::PlainText, path)).await;
             assert_eq!(code, StatusCode::OK, "{path}: {text}");
             let (_, main) = text.split_once("<main").unwrap();
             sheets.push(main.split_once("</main>").unwrap().0.to_owned());

@@ -68,9 +68,11 @@ pub(super) fn verbosity(field: &mut u32, value: &str) -> Read {
 pub(super) fn feature_gates(config: &mut KubeProxyConfiguration, value: &str) -> Read {
     let expected = "gates such as SomeGate=true,Other=false";
     for item in items(value) {
-        let (gate, on) = item.split_once('=').ok_or(expected)?;
+        let (authenticator, on) = item.split_once('=').ok_or(expected)?;
         let on = truth(on.trim()).ok_or(expected)?;
-        config.feature_gates.insert(gate.trim().to_owned(), on);
+        config
+            .feature_gates
+            .insert(authenticator.trim().to_owned(), on);
     }
     Ok(())
 }

@@ -14,12 +14,12 @@ use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
 use tonic::transport::server::Connected;
 
-use super::{Caller, Connection, Door, Occupancy, network};
+use super::{Connection, ConnectionGuard, ConnectionLimiter, TransportIdentity, network};
 
 /// Maximum time of a handshake. A peer on a slow link needs less than a second.
 const HANDSHAKE: Duration = Duration::from_secs(5);
 
-/// A connection that a door admitted, after the handshake if the port has TLS.
+/// A connection that a limiter admitted, after the handshake if the port has TLS.
 #[derive(Debug)]
 pub enum Wire {
     /// Plain text.
@@ -28,23 +28,23 @@ pub enum Wire {
     Tls(Box<TlsStream<Connection>>),
 }
 
-impl Door {
+impl ConnectionLimiter {
     /// Performs a handshake. A failure ends the connection, and is counted and logged.
     pub(super) async fn handshake(
         self: Arc<Self>,
         connection: Connection,
         config: Arc<ServerConfig>,
     ) -> Option<Wire> {
-        let occupancy = connection.occupancy().clone();
+        let guard = connection.guard().clone();
         let taken = {
             let mut turns = self.turns.lock();
-            turns.take(network(occupancy.peer().ip()), 1)
+            turns.take(network(guard.peer().ip()), 1)
         };
         // Refused at once: connections that waited would make room for newer ones before their turn comes.
         if taken.is_err() {
             self.handshakes.fetch_add(1, Ordering::Relaxed);
             self.complain(
-                occupancy.peer(),
+                guard.peer(),
                 "too many TLS handshakes from this address; see --max-handshakes-per-second",
             );
             return None;
@@ -52,30 +52,30 @@ impl Door {
         let accepted = timeout(HANDSHAKE, TlsAcceptor::from(config).accept(connection)).await;
         let accepted = accepted.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()));
         let greeted = accepted.map_err(explain).and_then(|stream| {
-            let caller = caller(&stream)?;
-            occupancy.identify(caller);
+            let identity = identity(&stream)?;
+            guard.identify(identity);
             Ok(Wire::Tls(Box::new(stream)))
         });
         greeted
             .inspect_err(|error| {
                 self.handshakes.fetch_add(1, Ordering::Relaxed);
-                self.complain(
-                    occupancy.peer(),
-                    &format!("the TLS handshake failed: {error}"),
-                );
+                self.complain(guard.peer(), &format!("the TLS handshake failed: {error}"));
             })
             .ok()
     }
 }
 
 /// Returns what a handshake proved about the peer.
-fn caller(stream: &TlsStream<Connection>) -> io::Result<Caller> {
+fn identity(stream: &TlsStream<Connection>) -> io::Result<TransportIdentity> {
     let (_, session) = stream.get_ref();
     let Some(certificate) = session.peer_certificates().and_then(<[_]>::first) else {
-        return Ok(Caller::Anonymous);
+        return Ok(TransportIdentity::Anonymous);
     };
     match Subject::of(certificate) {
-        Some(subject) => Ok(Caller::Certificate(subject, ends_at(certificate))),
+        Some(subject) => Ok(TransportIdentity::Certificate(
+            subject,
+            ends_at(certificate),
+        )),
         None => Err(io::Error::other(
             "the certificate has no single common name (CN) in its subject",
         )),
@@ -83,9 +83,9 @@ fn caller(stream: &TlsStream<Connection>) -> io::Result<Caller> {
 }
 
 impl Connected for Wire {
-    type ConnectInfo = Occupancy;
+    type ConnectInfo = ConnectionGuard;
 
-    fn connect_info(&self) -> Occupancy {
+    fn connect_info(&self) -> ConnectionGuard {
         match self {
             Self::Plain(connection) => connection.connect_info(),
             Self::Tls(stream) => stream.get_ref().0.connect_info(),

@@ -17,9 +17,9 @@ use tokio::sync::Notify;
 use tokio::time::{Instant, Sleep, sleep_until};
 use tonic::transport::server::Connected;
 
-use super::{Door, PATIENCE};
+use super::{ConnectionLimiter, PATIENCE};
 
-/// A connection that a door admitted.
+/// A connection that a limiter admitted.
 #[derive(Debug)]
 pub struct Connection {
     stream: TcpStream,
@@ -33,11 +33,11 @@ pub struct Connection {
 /// The state of a connection: waiting or in use. Requests on the connection carry it as an
 /// extension.
 #[derive(Clone, Debug)]
-pub struct Occupancy(Arc<Shared>);
+pub struct ConnectionGuard(Arc<Shared>);
 
 /// The identity of a connection's peer, as far as the transport proves it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Caller {
+pub enum TransportIdentity {
     /// Nothing: the connection is plain text.
     PlainText,
     /// Nothing, inside TLS: the peer showed no certificate.
@@ -48,15 +48,15 @@ pub enum Caller {
 
 /// A use of a connection; ends when the value is dropped.
 #[derive(Debug)]
-pub struct Occupied(Occupancy);
+pub struct Occupied(ConnectionGuard);
 
 #[derive(Debug)]
 struct Shared {
-    door: Arc<Door>,
+    limiter: Arc<ConnectionLimiter>,
     number: u64,
     peer: SocketAddr,
     /// Set before the first request. A connection for which nothing is recorded proves nothing.
-    caller: OnceLock<Caller>,
+    identity: OnceLock<TransportIdentity>,
     state: Mutex<State>,
     /// Waker of the task that reads and writes.
     task: AtomicWaker,
@@ -75,8 +75,8 @@ struct State {
 
 // === impl Occupancy ===
 
-impl Occupancy {
-    pub(super) fn new(door: Arc<Door>, number: u64, peer: SocketAddr) -> Self {
+impl ConnectionGuard {
+    pub(super) fn new(limiter: Arc<ConnectionLimiter>, number: u64, peer: SocketAddr) -> Self {
         let state = State {
             uses: 0,
             kept: false,
@@ -84,10 +84,10 @@ impl Occupancy {
             dismissed: false,
         };
         Self(Arc::new(Shared {
-            door,
+            limiter,
             number,
             peer,
-            caller: OnceLock::new(),
+            identity: OnceLock::new(),
             state: Mutex::new(state),
             task: AtomicWaker::new(),
             gone: Notify::new(),
@@ -95,11 +95,11 @@ impl Occupancy {
     }
 
     /// Creates the state of a connection that does not exist, for tests.
-    pub fn of(caller: Caller) -> Self {
-        let door = Door::new("tests", super::Limits::STATUS);
-        let occupancy = Self::new(door, 1, ([192, 0, 2, 1], 1).into());
-        occupancy.identify(caller);
-        occupancy
+    pub fn of(identity: TransportIdentity) -> Self {
+        let limiter = ConnectionLimiter::new("tests", super::Limits::STATUS);
+        let guard = Self::new(limiter, 1, ([192, 0, 2, 1], 1).into());
+        guard.identify(identity);
+        guard
     }
 
     /// Returns the peer's address.
@@ -108,14 +108,17 @@ impl Occupancy {
     }
 
     /// Returns what the transport proves about the peer.
-    pub fn caller(&self) -> &Caller {
-        self.0.caller.get().unwrap_or(&Caller::Anonymous)
+    pub fn identity(&self) -> &TransportIdentity {
+        self.0
+            .identity
+            .get()
+            .unwrap_or(&TransportIdentity::Anonymous)
     }
 
     /// Records what the transport proves.
-    pub(super) fn identify(&self, caller: Caller) {
+    pub(super) fn identify(&self, identity: TransportIdentity) {
         // This happens once for each connection.
-        let _ = self.0.caller.set(caller);
+        let _ = self.0.identity.set(identity);
     }
 
     /// Marks the connection as in use until the value is dropped; then it waits again.
@@ -137,7 +140,7 @@ impl Occupancy {
     fn begin_use(&self, state: &mut State) {
         state.uses += 1;
         if state.uses == 1 {
-            self.0.door.book().is_used(self.0.number);
+            self.0.limiter.book().is_used(self.0.number);
         }
     }
 
@@ -165,7 +168,7 @@ impl Drop for Occupied {
         state.uses -= 1;
         if state.uses == 0 {
             state.waiting_since = Instant::now();
-            shared.door.book().waits(shared.number, &self.0);
+            shared.limiter.book().waits(shared.number, &self.0);
             drop(state);
             shared.task.wake();
         }
@@ -175,25 +178,25 @@ impl Drop for Occupied {
 // === impl Connection ===
 
 impl Connection {
-    pub(super) fn new(stream: TcpStream, occupancy: Occupancy) -> Self {
-        let deadline = sleep_until(occupancy.state().waiting_since + PATIENCE);
+    pub(super) fn new(stream: TcpStream, guard: ConnectionGuard) -> Self {
+        let deadline = sleep_until(guard.state().waiting_since + PATIENCE);
         Self {
             stream,
             deadline: Box::pin(deadline),
             spoken: false,
-            entry: Entry(occupancy),
+            entry: Entry(guard),
         }
     }
 
-    pub(super) fn occupancy(&self) -> &Occupancy {
+    pub(super) fn guard(&self) -> &ConnectionGuard {
         &self.entry.0
     }
 
     /// Fails once the connection has to end. Both reading and writing call this, because a peer may
     /// do only one of them.
     fn check(&mut self, cx: &mut Context<'_>) -> io::Result<()> {
-        self.occupancy().0.task.register(cx.waker());
-        let state = *self.occupancy().state();
+        self.guard().0.task.register(cx.waker());
+        let state = *self.guard().state();
         if state.dismissed {
             return Err(io::Error::other(
                 "closed to make room for a newer connection",
@@ -209,29 +212,29 @@ impl Connection {
         if self.deadline.as_mut().poll(cx).is_pending() {
             return Ok(());
         }
-        let door = &self.occupancy().0.door;
-        door.expired.fetch_add(1, Ordering::Relaxed);
+        let limiter = &self.guard().0.limiter;
+        limiter.expired.fetch_add(1, Ordering::Relaxed);
         Err(io::ErrorKind::TimedOut.into())
     }
 }
 
-/// The entry in the door's book. It is dropped after the stream.
+/// The entry in the limiter's book. It is dropped after the stream.
 #[derive(Debug)]
-struct Entry(Occupancy);
+struct Entry(ConnectionGuard);
 
 impl Drop for Entry {
     fn drop(&mut self) {
         let shared = &self.0.0;
-        shared.door.book().leave(shared.number);
+        shared.limiter.book().leave(shared.number);
         shared.gone.notify_one();
     }
 }
 
 impl Connected for Connection {
-    type ConnectInfo = Occupancy;
+    type ConnectInfo = ConnectionGuard;
 
-    fn connect_info(&self) -> Occupancy {
-        self.occupancy().clone()
+    fn connect_info(&self) -> ConnectionGuard {
+        self.guard().clone()
     }
 }
 
@@ -246,8 +249,8 @@ impl AsyncRead for Connection {
         let read = Pin::new(&mut self.stream).poll_read(cx, buffer);
         if !self.spoken && buffer.filled().len() > before {
             self.spoken = true;
-            let shared = &self.occupancy().0;
-            shared.door.book().speaks(shared.number);
+            let shared = &self.guard().0;
+            shared.limiter.book().speaks(shared.number);
         }
         read
     }

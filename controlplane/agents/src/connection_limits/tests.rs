@@ -25,26 +25,33 @@ fn peer(address: &str) -> SocketAddr {
 
 /// Admits a connection; returns its number and the peer of the connection that it displaced. `None`
 /// = it was refused.
-fn admit(book: &mut Book, door: &Arc<Door>, from: &str) -> Option<(u64, Option<SocketAddr>)> {
+fn admit(
+    book: &mut Book,
+    limiter: &Arc<ConnectionLimiter>,
+    from: &str,
+) -> Option<(u64, Option<SocketAddr>)> {
     let from = peer(from);
     let (number, went) = match book.admit(from.ip(), &LIMITS) {
         Verdict::Admitted(number) => (number, None),
         Verdict::InsteadOf(went, number) => (number, Some(went.peer())),
         Verdict::Refused(_) => return None,
     };
-    book.waits(number, &Occupancy::new(Arc::clone(door), number, from));
+    book.waits(
+        number,
+        &ConnectionGuard::new(Arc::clone(limiter), number, from),
+    );
     Some((number, went))
 }
 
 #[test]
 fn the_oldest_that_waits_goes_and_who_is_in_use_stays() {
-    let (mut book, door) = (Book::default(), Door::new("tests", LIMITS));
-    let mut admit = |from| admit(&mut book, &door, from);
+    let (mut book, limiter) = (Book::default(), ConnectionLimiter::new("tests", LIMITS));
+    let mut admit = |from| admit(&mut book, &limiter, from);
     let (a, b, c) = ("10.0.0.1", "10.0.0.2", "10.0.0.3");
     assert_eq!(admit(a), Some((1, None)));
     assert_eq!(admit(b), Some((2, None)));
     assert_eq!(admit(b), Some((3, None)));
-    // At the limit of one address, its own oldest connection goes; at the limit of the door, the
+    // At the limit of one address, its own oldest connection goes; at the limit of the limiter, the
     // oldest of all.
     assert_eq!(admit(b), Some((4, Some(peer(b)))));
     assert_eq!(admit(c), Some((5, Some(peer(a)))));
@@ -53,8 +60,8 @@ fn the_oldest_that_waits_goes_and_who_is_in_use_stays() {
 
 #[tokio::test(start_paused = true)]
 async fn peers_that_have_spoken_get_their_time() {
-    let (mut book, door) = (Book::default(), Door::new("tests", LIMITS));
-    let admit = |book: &mut Book, from| admit(book, &door, from);
+    let (mut book, limiter) = (Book::default(), ConnectionLimiter::new("tests", LIMITS));
+    let admit = |book: &mut Book, from| admit(book, &limiter, from);
     let (a, b, c) = ("10.0.0.1", "10.0.0.2", "10.0.0.3");
     assert_eq!(admit(&mut book, a), Some((1, None)));
     assert_eq!(admit(&mut book, a), Some((2, None)));
@@ -66,7 +73,7 @@ async fn peers_that_have_spoken_get_their_time() {
     assert_eq!(admit(&mut book, a), None);
     assert_eq!(admit(&mut book, b), Some((4, None)));
     book.speaks(4);
-    // The door is full, and one address has more connections than the newcomer would have.
+    // The limiter is full, and one address has more connections than the newcomer would have.
     assert_eq!(admit(&mut book, c), Some((5, Some(peer(a)))));
     book.speaks(5);
     let d = "10.0.0.4";
@@ -78,22 +85,22 @@ async fn peers_that_have_spoken_get_their_time() {
 
 #[test]
 fn an_address_whose_connections_are_all_in_use_gets_no_more() {
-    let (mut book, door) = (Book::default(), Door::new("tests", LIMITS));
+    let (mut book, limiter) = (Book::default(), ConnectionLimiter::new("tests", LIMITS));
     for number in 1..=4 {
-        assert_eq!(admit(&mut book, &door, "10.0.0.1"), Some((number, None)));
+        assert_eq!(admit(&mut book, &limiter, "10.0.0.1"), Some((number, None)));
         book.is_used(number);
     }
-    assert_eq!(admit(&mut book, &door, "10.0.0.1"), None);
+    assert_eq!(admit(&mut book, &limiter, "10.0.0.1"), None);
     for number in 5..=6 {
-        assert_eq!(admit(&mut book, &door, "10.0.0.2"), Some((number, None)));
+        assert_eq!(admit(&mut book, &limiter, "10.0.0.2"), Some((number, None)));
         book.is_used(number);
     }
-    assert_eq!(admit(&mut book, &door, "10.0.0.3"), None);
+    assert_eq!(admit(&mut book, &limiter, "10.0.0.3"), None);
     // A connection whose use is over can go.
-    let over = Occupancy::new(Arc::clone(&door), 2, peer("10.0.0.1"));
+    let over = ConnectionGuard::new(Arc::clone(&limiter), 2, peer("10.0.0.1"));
     book.waits(2, &over);
     let went = Some(peer("10.0.0.1"));
-    assert_eq!(admit(&mut book, &door, "10.0.0.3"), Some((7, went)));
+    assert_eq!(admit(&mut book, &limiter, "10.0.0.3"), Some((7, went)));
     (3..=7).for_each(|number| drop(book.leave(number)));
     book.leave(1);
     assert_eq!(book.sizes(), (0, 0));
@@ -101,8 +108,8 @@ fn an_address_whose_connections_are_all_in_use_gets_no_more() {
 
 #[test]
 fn an_ipv6_network_counts_as_one_address() {
-    let (mut book, door) = (Book::default(), Door::new("tests", LIMITS));
-    let mut admit = |from| admit(&mut book, &door, from).unwrap().1;
+    let (mut book, limiter) = (Book::default(), ConnectionLimiter::new("tests", LIMITS));
+    let mut admit = |from| admit(&mut book, &limiter, from).unwrap().1;
     assert_eq!(admit("2001:db8::1"), None);
     assert_eq!(admit("2001:db8::2"), None);
     assert_eq!(admit("2001:db8:0:1::1"), None);
@@ -122,13 +129,13 @@ fn agents_get_what_the_limit_of_files_leaves() {
     assert_eq!(connections(64), 16);
 }
 
-/// The paused clock advances only when all tasks wait; then the door's patience ends.
+/// The paused clock advances only when all tasks wait; then the limiter's patience ends.
 #[tokio::test(start_paused = true)]
 async fn a_connection_lives_while_it_is_in_use() {
-    let door = Door::new("tests", LIMITS);
+    let limiter = ConnectionLimiter::new("tests", LIMITS);
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
-    let mut incoming = Box::pin(door.incoming(listener, None));
+    let mut incoming = Box::pin(limiter.incoming(listener, None));
     let mut client = TcpStream::connect(address).await.unwrap();
     let mut connection = incoming.next().await.unwrap().unwrap();
 
@@ -146,6 +153,6 @@ async fn a_connection_lives_while_it_is_in_use() {
     assert_eq!(error.kind(), std::io::ErrorKind::TimedOut);
     assert!(over.elapsed() < PATIENCE + Duration::from_secs(1));
     drop(connection);
-    let counts = door.counts();
+    let counts = limiter.counts();
     assert_eq!((counts.open, counts.waiting, counts.expired), (0, 0, 1));
 }

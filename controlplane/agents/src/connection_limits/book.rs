@@ -1,4 +1,4 @@
-//! The book of a door's connections; it decides which connection has to make room. No I/O.
+//! The book of a limiter's connections; it decides which connection has to make room. No I/O.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::IpAddr;
@@ -6,13 +6,13 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::{Limits, Occupancy};
+use super::{ConnectionGuard, Limits};
 
 /// Time for which a connection whose peer has spoken makes no room for newer ones. When a whole fleet connects, work
 /// that has begun would otherwise be thrown away, and begin again.
 const GRACE: Duration = Duration::from_secs(5);
 
-/// The connections of a door.
+/// The connections of a limiter.
 #[derive(Debug, Default)]
 pub(super) struct Book {
     last: u64,
@@ -27,7 +27,7 @@ pub(super) struct Book {
 
 #[derive(Debug)]
 struct WaitingConnection {
-    connection: Occupancy,
+    connection: ConnectionGuard,
     since: Instant,
 }
 
@@ -45,7 +45,7 @@ pub(super) enum Verdict {
     /// The connection is admitted with this number.
     Admitted(u64),
     /// The connection is admitted with this number, and another one has to be closed.
-    InsteadOf(Occupancy, u64),
+    InsteadOf(ConnectionGuard, u64),
     /// The connection is refused for this reason.
     Refused(&'static str),
 }
@@ -57,7 +57,7 @@ impl Book {
     }
 
     /// Admits a connection if there is room, or if a waiting connection can be closed for it: the oldest whose peer is
-    /// silent, or else the oldest, once it had its time. When the door is full, an address with more waiting connections
+    /// silent, or else the oldest, once it had its time. When the limiter is full, an address with more waiting connections
     /// than the others gives one up at once.
     pub(super) fn admit(&mut self, from: IpAddr, limits: &Limits) -> Verdict {
         let from = network(from);
@@ -110,7 +110,7 @@ impl Book {
     }
 
     /// Records that a connection waits, or waits again. Does nothing for an unknown connection.
-    pub(super) fn waits(&mut self, number: u64, connection: &Occupancy) {
+    pub(super) fn waits(&mut self, number: u64, connection: &ConnectionGuard) {
         if let Some(from) = self.open.get(&number) {
             let waiting = WaitingConnection {
                 connection: connection.clone(),
@@ -134,7 +134,7 @@ impl Book {
     }
 
     /// Records that a connection is in use.
-    pub(super) fn is_used(&mut self, number: u64) -> Option<Occupancy> {
+    pub(super) fn is_used(&mut self, number: u64) -> Option<ConnectionGuard> {
         self.speaks(number);
         let from = self.open.get(&number)?;
         if let Some(here) = self.addresses.get_mut(from) {
@@ -145,7 +145,7 @@ impl Book {
     }
 
     /// Removes a connection that is gone or about to be. Returns it if it was waiting.
-    pub(super) fn leave(&mut self, number: u64) -> Option<Occupancy> {
+    pub(super) fn leave(&mut self, number: u64) -> Option<ConnectionGuard> {
         let waited = self.is_used(number);
         if let Some(from) = self.open.remove(&number)
             && let Some(here) = self.addresses.get_mut(&from)

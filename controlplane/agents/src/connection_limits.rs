@@ -1,4 +1,4 @@
-//! The doors of the gRPC ports: limits on the number of connections, and on the time that a
+//! The limiters of the gRPC ports: limits on the number of connections, and on the time that a
 //! connection may be unused.
 //!
 //! A connection is **waiting** until it carries what the port is for: an agent's Hello, or a
@@ -17,7 +17,7 @@ mod wire;
 #[cfg(test)]
 mod tests;
 
-pub use connection::{Caller, Connection, Occupancy, Occupied};
+pub use connection::{Connection, ConnectionGuard, Occupied, TransportIdentity};
 use parking_lot::{Mutex, MutexGuard};
 pub use wire::Wire;
 
@@ -124,7 +124,7 @@ impl Limits {
     }
 }
 
-/// Counters of a door.
+/// Counters of a limiter.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
     /// Current number of connections.
@@ -172,7 +172,7 @@ impl std::fmt::Display for Cover {
 
 /// The admission of connections at one port.
 #[derive(Debug)]
-pub struct Door {
+pub struct ConnectionLimiter {
     /// The kind of connections, human-readable.
     what: &'static str,
     limits: Limits,
@@ -188,8 +188,8 @@ pub struct Door {
     turns: Mutex<Buckets<IpAddr>>,
 }
 
-impl Door {
-    /// Creates a door; `what` names the kind of connections, human-readable.
+impl ConnectionLimiter {
+    /// Creates a limiter; `what` names the kind of connections, human-readable.
     pub fn new(what: &'static str, limits: Limits) -> Arc<Self> {
         Arc::new(Self {
             what,
@@ -248,18 +248,18 @@ impl Door {
             Some(_) => Cover::Tls,
             None => Cover::PlainText,
         });
-        let door = Arc::clone(self);
+        let limiter = Arc::clone(self);
         let greeted = self.admitted(listener).map(move |connection| {
-            let (door, config) = (Arc::clone(&door), tls.as_ref().map(Follower::current));
+            let (limiter, config) = (Arc::clone(&limiter), tls.as_ref().map(Follower::current));
             async move {
                 match config {
                     None => {
-                        connection.occupancy().identify(Caller::PlainText);
+                        connection.guard().identify(TransportIdentity::PlainText);
                         Some(Wire::Plain(connection))
                     }
                     Some(config) => {
                         // A panic has been printed already; it ends one connection.
-                        let greeted = tokio::spawn(door.handshake(connection, config));
+                        let greeted = tokio::spawn(limiter.handshake(connection, config));
                         greeted.await.ok().flatten()
                     }
                 }
@@ -274,12 +274,12 @@ impl Door {
         listener: TcpListener,
     ) -> impl Stream<Item = Connection> + Send + use<> {
         let acceptor = Acceptor::new(listener, self.what);
-        let door = Arc::clone(self);
-        stream::unfold((acceptor, door), |(mut acceptor, door)| async move {
+        let limiter = Arc::clone(self);
+        stream::unfold((acceptor, limiter), |(mut acceptor, limiter)| async move {
             loop {
-                let (stream, peer) = acceptor.accept(&door.failures).await;
-                if let Some(connection) = door.admit(stream, peer).await {
-                    return Some((connection, (acceptor, door)));
+                let (stream, peer) = acceptor.accept(&limiter.failures).await;
+                if let Some(connection) = limiter.admit(stream, peer).await {
+                    return Some((connection, (acceptor, limiter)));
                 }
             }
         })
@@ -303,8 +303,9 @@ impl Door {
             }
         };
         tune(&stream);
-        let connection = Connection::new(stream, Occupancy::new(Arc::clone(self), number, peer));
-        self.book().waits(number, connection.occupancy());
+        let connection =
+            Connection::new(stream, ConnectionGuard::new(Arc::clone(self), number, peer));
+        self.book().waits(number, connection.guard());
         Some(connection)
     }
 

@@ -1,6 +1,6 @@
-//! The sentry at an agent's stream: ends the stream when the agent's identity ends.
+//! The watch of a credential at an agent's stream: ends the stream when the agent's identity ends.
 //!
-//! The sentry checks the identity again and again, because a pod, a node or a listed token may be gone. It does
+//! The watch of a credential checks the identity again and again, because a pod, a node or a listed token may be gone. It does
 //! nothing while the API server is away: an agent that was admitted stays.
 
 use std::time::Duration;
@@ -11,7 +11,7 @@ use tokio::sync::{oneshot, watch};
 use tokio::time::{Instant, sleep, sleep_until};
 use tokio_util::task::AbortOnDropHandle;
 
-use super::{Refusal, RefusalReason, Visitor};
+use super::{Caller, Refusal, RefusalReason};
 
 /// Shortest and longest time between two checks of an identity: a revoked one ends within a minute, together with the
 /// time for which the API server itself may be wrong.
@@ -19,33 +19,33 @@ const RECHECK: [Duration; 2] = [Duration::from_secs(30), Duration::from_secs(45)
 /// Shortest time between two renewals, so that an agent with many costs little.
 const RENEWAL_PAUSE: Duration = Duration::from_secs(1);
 
-/// A sentry. Dropping it ends the checks.
+/// A watch of a credential. Dropping it ends the checks.
 #[derive(Debug)]
-pub struct Sentry(Option<Post>);
+pub struct CredentialWatch(Option<Running>);
 
 #[derive(Debug)]
-struct Post {
+struct Running {
     renewals: watch::Sender<Option<Token>>,
     ended: oneshot::Receiver<Refusal>,
     _task: AbortOnDropHandle<()>,
 }
 
-impl Sentry {
-    /// Creates a sentry that never ends the stream.
+impl CredentialWatch {
+    /// Creates a watch of a credential that never ends the stream.
     pub fn idle() -> Self {
         Self(None)
     }
 
     /// Starts the checks of an agent's identity.
-    pub(super) fn post(visitor: Visitor, node: NodeName) -> Self {
+    pub(super) fn start(caller: Caller, node: NodeName) -> Self {
         let (renewals, renewed) = watch::channel(None);
         let (end, ended) = oneshot::channel();
         let task = tokio::spawn(async move {
-            let refusal = watch(visitor, node, renewed).await;
+            let refusal = watch(caller, node, renewed).await;
             // The stream may have ended already.
             let _ = end.send(refusal);
         });
-        Self(Some(Post {
+        Self(Some(Running {
             renewals,
             ended,
             _task: AbortOnDropHandle::new(task),
@@ -54,8 +54,8 @@ impl Sentry {
 
     /// Hands over the newer token of the agent, which sends each token once.
     pub fn renew(&self, token: Token) {
-        if let Some(post) = &self.0 {
-            post.renewals.send_replace(Some(token));
+        if let Some(start) = &self.0 {
+            start.renewals.send_replace(Some(token));
         }
     }
 
@@ -63,7 +63,7 @@ impl Sentry {
     pub async fn ended(&mut self) -> Refusal {
         match &mut self.0 {
             // The sender goes without a word only when the runtime ends.
-            Some(post) => match (&mut post.ended).await {
+            Some(start) => match (&mut start.ended).await {
                 Ok(refusal) => refusal,
                 Err(_) => std::future::pending().await,
             },
@@ -73,13 +73,13 @@ impl Sentry {
 }
 
 async fn watch(
-    visitor: Visitor,
+    caller: Caller,
     node: NodeName,
     mut renewals: watch::Receiver<Option<Token>>,
 ) -> Refusal {
     let mut watched = WatchedIdentity {
-        end: visitor.end(),
-        visitor,
+        end: caller.end(),
+        caller,
         node,
         renewed: None,
     };
@@ -122,7 +122,7 @@ fn cannot_tell(reason: RefusalReason) -> bool {
 /// The identity that is watched.
 #[derive(Debug)]
 struct WatchedIdentity {
-    visitor: Visitor,
+    caller: Caller,
     node: NodeName,
     end: Option<Instant>,
     /// A newer token that is not accepted yet: an agent may have it before this control plane can check it.
@@ -135,17 +135,17 @@ impl WatchedIdentity {
         let Some(token) = self.renewed.clone() else {
             return false;
         };
-        match self.visitor.again(&self.node, Some(token)).await {
+        match self.caller.again(&self.node, Some(token)).await {
             Ok(newer) => {
                 self.end = newer.end();
-                self.visitor = newer;
+                self.caller = newer;
                 self.renewed = None;
                 true
             }
             // The identity of before stays until it ends.
             Err(refusal) => {
                 let action = format!("renew for node {}", self.node);
-                self.visitor.refused(&action, &refusal);
+                self.caller.refused(&action, &refusal);
                 false
             }
         }
@@ -153,8 +153,8 @@ impl WatchedIdentity {
 
     /// Checks the identity again. While nobody can check it, it counts.
     async fn check(&mut self) -> Result<(), Refusal> {
-        match self.visitor.again(&self.node, None).await {
-            Ok(same) => self.visitor = same,
+        match self.caller.again(&self.node, None).await {
+            Ok(same) => self.caller = same,
             Err(refusal) if cannot_tell(refusal.reason) => {}
             Err(refusal) => return Err(refusal),
         }
@@ -164,7 +164,7 @@ impl WatchedIdentity {
     /// Records the reason why the agent may not speak for its node any more.
     fn over(&self, refusal: Refusal) -> Refusal {
         let action = format!("speak for node {}", self.node);
-        self.visitor.refused(&action, &refusal);
+        self.caller.refused(&action, &refusal);
         refusal
     }
 }

@@ -1,4 +1,4 @@
-//! The gate: finds out who calls, and remembers nothing of it but counters and the audit log.
+//! The authenticator: finds out who calls, and remembers nothing of it but counters and the audit log.
 
 use std::io;
 use std::path::PathBuf;
@@ -24,8 +24,8 @@ use super::rules::RulesFile;
 use super::token_file::{TokenTable, TokenTableFile};
 use super::tokens::Tokens;
 use super::watches::{Full, WatchPermit, Watches};
-use super::{Identity, Proof, Refusal, RefusalReason, Right, Sentry};
-use crate::doors::{Caller, Occupancy, network};
+use super::{CredentialWatch, Identity, Proof, Refusal, RefusalReason, Right};
+use crate::connection_limits::{ConnectionGuard, TransportIdentity, network};
 use crate::hub::Hub;
 
 /// A gRPC port.
@@ -52,7 +52,7 @@ impl Port {
 
 /// Configuration of identities and rights.
 #[derive(Clone, Debug)]
-pub struct GateConfig {
+pub struct AuthenticatorConfig {
     /// User names of agents' ServiceAccounts, `system:serviceaccount:NAMESPACE:NAME`.
     pub agent_accounts: Vec<String>,
     /// File of tokens and their owners.
@@ -65,7 +65,7 @@ pub struct GateConfig {
     pub watches: usize,
 }
 
-/// Default of [`GateConfig::watches`].
+/// Default of [`AuthenticatorConfig::watches`].
 pub const WATCHES: usize = 256;
 
 /// Questions of a caller to the status API: an answer about a small fleet costs 1.
@@ -76,7 +76,7 @@ const QUESTIONS: Rate = Rate {
 /// Most callers whose questions are counted; further ones share theirs.
 const MAX_CALLERS: usize = 1_024;
 
-impl Default for GateConfig {
+impl Default for AuthenticatorConfig {
     fn default() -> Self {
         Self {
             agent_accounts: Vec::new(),
@@ -90,7 +90,7 @@ impl Default for GateConfig {
 
 /// A configuration that cannot be used.
 #[derive(Debug, thiserror::Error)]
-pub enum GateError {
+pub enum AuthenticatorError {
     /// A file cannot be used.
     #[error(transparent)]
     File(#[from] FileError),
@@ -101,7 +101,7 @@ pub enum GateError {
 
 /// The check of callers.
 #[derive(Debug)]
-pub struct Gate {
+pub struct Authenticator {
     pub(super) hub: Arc<Hub>,
     pub(super) accounts: Vec<String>,
     tokens: Option<Tokens>,
@@ -117,25 +117,25 @@ pub struct Gate {
 
 /// A caller whose identity was checked.
 #[derive(Clone, Debug)]
-pub struct Visitor {
-    pub(super) gate: Arc<Gate>,
+pub struct Caller {
+    pub(super) authenticator: Arc<Authenticator>,
     port: Port,
-    connection: Occupancy,
+    connection: ConnectionGuard,
     token: Option<Token>,
     /// `None` on a port in plain text, where everybody may do everything.
     who: Option<Arc<Identity>>,
 }
 
-impl Gate {
+impl Authenticator {
     /// Reads the files. With `api`, tokens and rights are also those of the API server. Must be called on a runtime.
     ///
     /// # Errors
-    /// [`GateError`].
+    /// [`AuthenticatorError`].
     pub fn open(
-        config: &GateConfig,
+        config: &AuthenticatorConfig,
         hub: Arc<Hub>,
         api: Option<Arc<Api>>,
-    ) -> Result<Arc<Self>, GateError> {
+    ) -> Result<Arc<Self>, AuthenticatorError> {
         let listed = config.token_auth_file.clone().map(TokenTableFile);
         let listed = listed.map(|file| Follower::start(file, "tokens"));
         let rules = config.authorization_file.clone().map(RulesFile);
@@ -154,7 +154,7 @@ impl Gate {
             tokens: reviews.map(Tokens::new),
             listed: listed.transpose()?,
             rights,
-            audit: Audit::open(&config.audit).map_err(GateError::Audit)?,
+            audit: Audit::open(&config.audit).map_err(AuthenticatorError::Audit)?,
             refusals: Refusals::default(),
             questions: Mutex::new(Buckets::new(QUESTIONS, MAX_CALLERS)),
             watches: Watches::new(config.watches),
@@ -187,28 +187,28 @@ impl Gate {
     ///
     /// # Errors
     /// [`Refusal`] when the caller proves no identity.
-    pub async fn visit(
+    pub async fn authenticate(
         self: &Arc<Self>,
         port: Port,
-        connection: &Occupancy,
+        connection: &ConnectionGuard,
         headers: &HeaderMap,
-    ) -> Result<Visitor, Refusal> {
+    ) -> Result<Caller, Refusal> {
         let header = headers.get(AUTHORIZATION);
         let token = header.and_then(|value| Token::of_header(value.to_str().ok()?));
-        let visitor = Visitor {
-            gate: Arc::clone(self),
+        let caller = Caller {
+            authenticator: Arc::clone(self),
             port,
             connection: connection.clone(),
             token,
             who: None,
         };
-        let who = visitor.identify().await;
-        let who = who.inspect_err(|refusal| visitor.refused("", refusal))?;
-        Ok(Visitor { who, ..visitor })
+        let who = caller.identify().await;
+        let who = who.inspect_err(|refusal| caller.refused("", refusal))?;
+        Ok(Caller { who, ..caller })
     }
 }
 
-impl Visitor {
+impl Caller {
     /// Returns the caller's proven name.
     pub fn name(&self) -> Option<&str> {
         Some(self.who.as_ref()?.subject.name.as_str())
@@ -240,7 +240,7 @@ impl Visitor {
     /// # Errors
     /// [`Refusal`] when the caller asked too much in the last seconds.
     pub fn charge(&self, cost: u32) -> Result<(), Refusal> {
-        let mut questions = self.gate.questions.lock();
+        let mut questions = self.authenticator.questions.lock();
         let Err(wait) = questions.take(self.caller(), cost) else {
             return Ok(());
         };
@@ -264,7 +264,7 @@ impl Visitor {
     /// # Errors
     /// [`Refusal`] when there are too many watches, or too many of this caller.
     pub fn watch(&self) -> Result<WatchPermit, Refusal> {
-        self.gate.watches.begin(self.caller()).map_err(|full| {
+        self.authenticator.watches.begin(self.caller()).map_err(|full| {
             let text = match full {
                 Full::All => {
                     "too many watches are open; see --max-watches of the control plane, or ask without a watch"
@@ -296,7 +296,7 @@ impl Visitor {
                     who.subject.name
                 ),
             )),
-            false => self.gate.rights.check(who, right).await,
+            false => self.authenticator.rights.check(who, right).await,
         };
         outcome.inspect_err(|refusal| {
             self.refused(&format!("{} {}", right.verb(), right.path()), refusal);
@@ -306,27 +306,27 @@ impl Visitor {
     /// Records that the caller changed something.
     pub fn did(&self, right: &Right, text: &str) {
         let action = format!("{} {}", right.verb(), right.path());
-        self.gate.audit.changed(&AuditEntry {
+        self.authenticator.audit.changed(&AuditEntry {
             decision: "allowed",
             text,
             ..self.entry(&action)
         });
     }
 
-    /// Checks that the caller is the agent of a node. The sentry ends when it no longer is.
+    /// Checks that the caller is the agent of a node. The watch of a credential ends when it no longer is.
     ///
     /// # Errors
     /// [`Refusal`].
-    pub async fn speak_for(&self, node: &NodeName) -> Result<Sentry, Refusal> {
+    pub async fn authorize_agent(&self, node: &NodeName) -> Result<CredentialWatch, Refusal> {
         let Some(who) = &self.who else {
-            return Ok(Sentry::idle());
+            return Ok(CredentialWatch::idle());
         };
-        let checked = match self.gate.is_agent(who, node) {
-            Ok(()) => self.gate.is_same_node(who, node).await,
+        let checked = match self.authenticator.is_agent(who, node) {
+            Ok(()) => self.authenticator.is_same_node(who, node).await,
             Err(refusal) => Err(refusal),
         };
         checked.inspect_err(|refusal| self.refused(&format!("speak for node {node}"), refusal))?;
-        Ok(Sentry::post(self.clone(), node.clone()))
+        Ok(CredentialWatch::start(self.clone(), node.clone()))
     }
 
     /// Checks the caller again, as the agent of a node: with `token`, if there is a newer one.
@@ -335,28 +335,28 @@ impl Visitor {
         node: &NodeName,
         token: Option<Token>,
     ) -> Result<Self, Refusal> {
-        let visitor = Self {
+        let caller = Self {
             token: token.or_else(|| self.token.clone()),
             ..self.clone()
         };
         let who = match &self.who {
-            // The connection proved it for good; the sentry knows when it ends.
+            // The connection proved it for good; the watch of a credential knows when it ends.
             Some(who) if who.proof == Proof::Certificate => Some(Arc::clone(who)),
-            _ => visitor.identify().await?,
+            _ => caller.identify().await?,
         };
         if let Some(who) = &who {
-            self.gate.is_agent(who, node)?;
-            self.gate.is_same_node(who, node).await?;
+            self.authenticator.is_agent(who, node)?;
+            self.authenticator.is_same_node(who, node).await?;
         }
-        self.gate.is_still_there(node)?;
-        Ok(Self { who, ..visitor })
+        self.authenticator.is_still_there(node)?;
+        Ok(Self { who, ..caller })
     }
 
     /// Returns the identity that the connection or the token proves; `None` in plain text. A certificate counts
     /// more than a token, as at the API server.
     async fn identify(&self) -> Result<Option<Arc<Identity>>, Refusal> {
-        let gate = &self.gate;
-        if let Caller::Certificate(subject, until) = self.connection.caller() {
+        let authenticator = &self.authenticator;
+        if let TransportIdentity::Certificate(subject, until) = self.connection.identity() {
             if until.is_some_and(|until| until <= SystemTime::now()) {
                 let text = "the certificate has ended; use the renewed one in a new connection";
                 return Err(Refusal::new(RefusalReason::Ended, text));
@@ -366,36 +366,36 @@ impl Visitor {
                 ..Identity::lasting(subject.clone(), Proof::Certificate)
             })));
         }
-        if *self.connection.caller() == Caller::PlainText {
+        if *self.connection.identity() == TransportIdentity::PlainText {
             return Ok(None);
         }
         let Some(token) = &self.token else {
-            return Err(no_credential(self.port, gate.takes_tokens()));
+            return Err(no_credential(self.port, authenticator.takes_tokens()));
         };
-        if let Some(owner) = gate
+        if let Some(owner) = authenticator
             .listed
             .as_ref()
             .and_then(|listed| listed.current().owner(token))
         {
             return Ok(Some(owner));
         }
-        let Some(tokens) = &gate.tokens else {
-            let text = match gate.listed {
+        let Some(tokens) = &authenticator.tokens else {
+            let text = match authenticator.listed {
                 Some(_) => "--token-auth-file of the control plane does not list the token",
                 None => "this control plane accepts no tokens, only certificates",
             };
             return Err(Refusal::new(RefusalReason::BadCredential, text));
         };
-        let served = |node: &str| gate.hub.fleet.record(node).is_some();
+        let served = |node: &str| authenticator.hub.fleet.record(node).is_some();
         let from = network(self.connection.peer().ip());
         tokens.check(self.port, token, from, served).await.map(Some)
     }
 
     /// Counts a refusal, and writes it to the audit log.
     pub(super) fn refused(&self, action: &str, refusal: &Refusal) {
-        self.gate.refusals.count(self.port, refusal.reason);
+        self.authenticator.refusals.count(self.port, refusal.reason);
         let from = self.connection.peer().ip();
-        self.gate.audit.refused(
+        self.authenticator.audit.refused(
             from,
             &AuditEntry {
                 decision: "refused",
@@ -424,14 +424,14 @@ impl Visitor {
 /// # Errors
 /// [`Refusal`] when there are too many watches.
 pub fn spawn_watch<T: Send + 'static>(
-    visitor: Option<Visitor>,
+    caller: Option<Caller>,
     outbox: mpsc::Sender<Result<T, Status>>,
     watch: impl Future<Output = ()> + Send + 'static,
 ) -> Result<(), Refusal> {
-    let permit = visitor.as_ref().map(Visitor::watch).transpose()?;
+    let permit = caller.as_ref().map(Caller::watch).transpose()?;
     let ended = async move {
-        match visitor {
-            Some(visitor) => visitor.ended().await,
+        match caller {
+            Some(caller) => caller.ended().await,
             None => std::future::pending().await,
         }
     };
