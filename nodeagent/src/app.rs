@@ -30,13 +30,13 @@ use crate::connection::Connection;
 use crate::departing::Farewell;
 use crate::desired;
 use crate::engine::{AloneSettings, Engine, Followers, Opener, Recall, Stopped};
+use crate::handover::{self, Handover};
 use crate::healthz::Health;
 use crate::metrics::{Counters, Metrics, Sources};
 use crate::own_places::OwnPlaces;
 use crate::reload;
 use crate::report::{Failure, Report};
 use crate::service_health;
-use crate::succession::{self, Succession};
 use crate::sync::{Client, Credentials, Grpc, Identity};
 use crate::sysctl;
 use crate::take_over::{self, TakeOver};
@@ -111,7 +111,7 @@ pub struct Bound {
     /// The end of preStop hooks.
     farewell: Option<Farewell>,
     /// The way to the next agent.
-    succession: Succession,
+    handover: Handover,
 }
 
 /// How an agent ended in order.
@@ -142,7 +142,7 @@ async fn start(mut config: Config) -> Result<Bound, BuildError> {
         config.backend_settings.userspace.clone(),
         config.node_name.clone(),
     );
-    succession::inherit(&proxy, &node).await;
+    handover::inherit(&proxy, &node).await;
     let claim = match config.backend.describe().programs_kernel {
         true => Claim::wait_and_take(config.cache_dir.as_deref()).await?,
         false => None,
@@ -174,7 +174,7 @@ async fn start(mut config: Config) -> Result<Bound, BuildError> {
         None => {}
     }
     bound.claim = claim;
-    bound.succession = Succession::open(&proxy, &node);
+    bound.handover = Handover::open(&proxy, &node);
     Ok(bound)
 }
 
@@ -259,7 +259,7 @@ async fn build_parts(config: Config, open: Opener) -> Result<Bound, BuildError> 
         claim: None,
         rival,
         farewell,
-        succession: Succession::default(),
+        handover: Handover::default(),
     })
 }
 
@@ -473,7 +473,7 @@ impl Bound {
         let cause = tokio::select! {
             biased;
             () = self.shutdown.cancelled() => Cause::Shutdown,
-            successor = self.succession.successor(&proxy) => Cause::Successor(successor),
+            successor = self.handover.successor(&proxy) => Cause::Successor(successor),
             first = self.tasks.join_next() => Cause::Failure(first),
         };
         // Answers need the stream and the engine.
@@ -495,6 +495,6 @@ impl Bound {
             );
         }
         drop(self.claim);
-        cause.end(self.succession, proxy).await
+        cause.end(self.handover, proxy).await
     }
 }

@@ -41,7 +41,7 @@ const LONG: Duration = Duration::from_millis(20);
 /// The prefix of the names of cache files.
 const PREFIX: &str = "desired-";
 
-/// The prefix of the names of the sockets at which agents hand over (`succession.rs`).
+/// The prefix of the names of the sockets at which agents hand over (`handover.rs`).
 pub(crate) const SOCKETS: &str = "proxy-";
 
 /// The prefix of the names of the files that name what agents died at.

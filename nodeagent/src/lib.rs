@@ -21,6 +21,8 @@ pub mod departing;
 pub mod desired;
 mod dns;
 pub mod engine;
+#[cfg_attr(not(feature = "userspace"), path = "succession/absent.rs")]
+mod handover;
 pub mod healthz;
 pub mod log;
 pub mod metrics;
@@ -33,8 +35,6 @@ pub mod reload;
 pub mod report;
 pub mod service_connections;
 pub mod service_health;
-#[cfg_attr(not(feature = "userspace"), path = "succession/absent.rs")]
-mod succession;
 pub mod surroundings;
 pub mod sync;
 pub mod sysctl;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use kplane_dataplane::backend::Proxy;
 
 use super::{Ended, TaskError};
-use crate::succession::{Caller, Succession};
+use crate::handover::{Caller, Handover};
 
 /// The reason why an agent ends.
 pub(super) enum Cause {
@@ -18,15 +18,15 @@ impl Cause {
     /// Ends the userspace proxy, which goes on without the engine until then.
     pub(super) async fn end(
         self,
-        mut succession: Succession,
+        mut handover: Handover,
         proxy: Option<Arc<dyn Proxy>>,
     ) -> Result<Ended, TaskError> {
         match self {
             Self::Shutdown => {
-                succession.drain(proxy).await;
+                handover.drain(proxy).await;
                 Ok(Ended::Stopped)
             }
-            Self::Successor(successor) => match succession.hand_over(proxy, successor).await {
+            Self::Successor(successor) => match handover.hand_over(proxy, successor).await {
                 true => Ok(Ended::Stopped),
                 false => Ok(Ended::Resumed),
             },

@@ -1,7 +1,7 @@
 //! The real program without any right: Services at loopback addresses, and node ports.
 
 mod files;
-mod succession;
+mod handover;
 
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};

@@ -1,7 +1,7 @@
 //! Succession: a proxy's sockets and connections, on their way from one process to the next (`userspace.md`, U57).
 //!
 //! [`Proxy::pack`](crate::Proxy::pack) takes everything out of a proxy. No data moves from then on, and nothing is closed. Another
-//! proxy continues from the [`Bundle`]: in the same process, or in another one, to which [`Visitor::give`] passes it.
+//! proxy continues from the [`Bundle`]: in the same process, or in another one, to which [`Successor::give`] passes it.
 //! The receiver confirms that it has everything before it moves any data. So until then the giver may go on by itself.
 //!
 //! ```text
@@ -12,7 +12,7 @@
 //! ```
 
 mod channel;
-mod door;
+mod listener;
 mod wire;
 
 use std::fmt;
@@ -23,7 +23,7 @@ use std::sync::Arc;
 use kplane_model::{EndpointAddr, ServiceKey};
 use parking_lot::Mutex;
 
-pub use self::door::{Door, HandoverError, Visitor, ask};
+pub use self::listener::{HandoverError, HandoverListener, Successor, ask};
 use crate::listening::{ListenerId, Listening};
 
 /// Everything that a proxy has open.

@@ -21,7 +21,7 @@ mod table;
 mod worker;
 
 pub use counters::{Counts, Failure};
-pub use handover::{Bundle, Door, HandoverError, Inheritance, Visitor, ask};
+pub use handover::{Bundle, HandoverError, HandoverListener, Inheritance, Successor, ask};
 pub use limits::Limits;
 pub use listening::{ListenerId, Role};
 pub use picker::{Endpoints, Pool};

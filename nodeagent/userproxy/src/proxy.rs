@@ -1,6 +1,6 @@
 //! The proxy as a whole: its threads and its sockets.
 
-mod succession;
+mod handover;
 
 use std::io;
 use std::net::SocketAddr;
@@ -13,7 +13,7 @@ use kplane_model::{Protocol, ProxyConnection, ServiceKey};
 use nix::sys::resource::{Resource, getrlimit};
 use parking_lot::Mutex;
 
-use self::succession::Heir;
+use self::handover::Heir;
 use crate::handover::Bundle;
 use crate::limits::{Gauge, Limits};
 use crate::listening::{ListenerId, Listening, Role};

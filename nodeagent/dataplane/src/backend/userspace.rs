@@ -26,7 +26,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-pub use kplane_userproxy::{Bundle, Door, HandoverError, Proxy, Visitor, ask};
+pub use kplane_userproxy::{Bundle, HandoverError, HandoverListener, Proxy, Successor, ask};
 
 use super::proxy::{self, CAPTURE, LOOPBACK, ProxyHandle, UserspaceSettings};
 use super::{Backend, Description, OpenError};

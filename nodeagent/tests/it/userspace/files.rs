@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use kplane_rig::loopback::unused;
 use kplane_rig::process::Process;
 
-use super::succession::{connect, echo, exchange};
+use super::handover::{connect, echo, exchange};
 use super::{eventually, listed, program, run};
 
 /// The limit of open files.

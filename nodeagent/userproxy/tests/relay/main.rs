@@ -5,6 +5,6 @@
 mod datagrams;
 mod dead;
 mod fixture;
+mod handover;
 mod limits;
 mod streams;
-mod succession;

@@ -1,4 +1,4 @@
-//! In the place of `succession.rs` in a program without the userspace proxy: nothing outlives an agent.
+//! In the place of `handover.rs` in a program without the userspace proxy: nothing outlives an agent.
 
 use std::future::{Pending, Ready, pending, ready};
 use std::sync::Arc;
@@ -8,7 +8,7 @@ use kplane_model::NodeName;
 
 /// A successor, which never comes.
 #[derive(Clone, Copy)]
-pub(crate) enum Visitor {}
+pub(crate) enum Successor {}
 
 pub(crate) fn inherit(_: &UserspaceSettings, _: &NodeName) -> Ready<()> {
     ready(())
@@ -16,18 +16,18 @@ pub(crate) fn inherit(_: &UserspaceSettings, _: &NodeName) -> Ready<()> {
 
 /// The readiness to be succeeded.
 #[derive(Debug, Default)]
-pub(crate) struct Succession(());
+pub(crate) struct Handover(());
 
-impl Succession {
+impl Handover {
     pub(crate) fn open(_: &UserspaceSettings, _: &NodeName) -> Self {
         Self(())
     }
 
-    pub(crate) fn successor(&mut self, _: &ProxyHandle) -> Pending<Visitor> {
+    pub(crate) fn successor(&mut self, _: &ProxyHandle) -> Pending<Successor> {
         pending()
     }
 
-    pub(crate) fn hand_over(&self, _: Option<Arc<dyn Proxy>>, to: Visitor) -> Ready<bool> {
+    pub(crate) fn hand_over(&self, _: Option<Arc<dyn Proxy>>, to: Successor) -> Ready<bool> {
         match to {}
     }
 

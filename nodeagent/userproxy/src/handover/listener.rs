@@ -58,9 +58,9 @@ impl From<Errno> for HandoverError {
 
 /// A socket at which a successor asks for a proxy's sockets and connections.
 #[derive(Debug)]
-pub struct Door(OwnedFd);
+pub struct HandoverListener(OwnedFd);
 
-impl Door {
+impl HandoverListener {
     /// Opens the socket at a path, in place of one that an earlier process left. The folder is created if it is missing.
     ///
     /// # Errors
@@ -85,7 +85,7 @@ impl Door {
     ///
     /// # Errors
     /// [`HandoverError`] if the process is no successor.
-    pub fn accept(&self) -> Result<Option<Visitor>, HandoverError> {
+    pub fn accept(&self) -> Result<Option<Successor>, HandoverError> {
         let socket = match accept_with(&self.0, SocketFlags::CLOEXEC) {
             Err(Errno::AGAIN) => return Ok(None),
             accepted => accepted?,
@@ -101,7 +101,7 @@ impl Door {
             (Message::Hello { namespace, .. }, _) if namespace != own_namespace()? => {
                 "it serves another network namespace".to_owned()
             }
-            (Message::Hello { .. }, _) => return Ok(Some(Visitor(channel))),
+            (Message::Hello { .. }, _) => return Ok(Some(Successor(channel))),
             _ => return Err(HandoverError::Protocol),
         };
         channel.send(&Message::Refused(refused.clone()), &[])?;
@@ -109,13 +109,13 @@ impl Door {
     }
 }
 
-impl AsFd for Door {
+impl AsFd for HandoverListener {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.0.as_fd()
     }
 }
 
-impl AsRawFd for Door {
+impl AsRawFd for HandoverListener {
     fn as_raw_fd(&self) -> RawFd {
         self.0.as_raw_fd()
     }
@@ -123,9 +123,9 @@ impl AsRawFd for Door {
 
 /// A successor that has asked.
 #[derive(Debug)]
-pub struct Visitor(Channel);
+pub struct Successor(Channel);
 
-impl Visitor {
+impl Successor {
     /// Gives nothing, and says why.
     ///
     /// # Errors

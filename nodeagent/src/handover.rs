@@ -10,8 +10,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-pub(crate) use kplane_dataplane::backend::userspace::Visitor;
-use kplane_dataplane::backend::userspace::{Bundle, Door, HandoverError, Proxy, ask};
+pub(crate) use kplane_dataplane::backend::userspace::Successor;
+use kplane_dataplane::backend::userspace::{Bundle, HandoverError, HandoverListener, Proxy, ask};
 use kplane_dataplane::backend::{self, ProxyHandle, UserspaceSettings};
 use kplane_model::NodeName;
 use tokio::io::unix::AsyncFd;
@@ -71,30 +71,30 @@ pub(crate) async fn inherit(settings: &UserspaceSettings, node: &NodeName) {
 
 /// An agent's readiness to be succeeded.
 #[derive(Debug, Default)]
-pub(crate) struct Succession {
+pub(crate) struct Handover {
     settings: UserspaceSettings,
     /// `None` if no successor can ask.
-    visitors: Option<mpsc::Receiver<Visitor>>,
+    successors: Option<mpsc::Receiver<Successor>>,
     /// The task that accepts successors.
     tasks: JoinSet<()>,
 }
 
-impl Succession {
+impl Handover {
     /// Opens the socket at which successors ask.
     pub(crate) fn open(settings: &UserspaceSettings, node: &NodeName) -> Self {
-        let mut succession = Self {
+        let mut handover = Self {
             settings: settings.clone(),
             ..Self::default()
         };
         let Some(folder) = &settings.run_dir else {
-            return succession;
+            return handover;
         };
         let path = socket_path(folder, node);
-        match Door::open(&path).and_then(register) {
-            Ok(door) => {
-                let (found, visitors) = mpsc::channel(1);
-                succession.tasks.spawn(accept(Arc::new(door), found));
-                succession.visitors = Some(visitors);
+        match HandoverListener::open(&path).and_then(register) {
+            Ok(listener) => {
+                let (found, successors) = mpsc::channel(1);
+                handover.tasks.spawn(accept(Arc::new(listener), found));
+                handover.successors = Some(successors);
             }
             Err(error) => tracing::warn!(
                 %error,
@@ -103,29 +103,29 @@ impl Succession {
                  end with this agent. Check --run-dir"
             ),
         }
-        succession
+        handover
     }
 
     /// Waits for a successor while a proxy runs. Without one there is nothing to hand over: two agents on a node are a
     /// mistake then. Safe to cancel.
-    pub(crate) async fn successor(&mut self, proxy: &ProxyHandle) -> Visitor {
+    pub(crate) async fn successor(&mut self, proxy: &ProxyHandle) -> Successor {
         loop {
-            let visitor = self.visitor().await;
+            let successor = self.successor().await;
             if proxy.get().is_some() {
-                return visitor;
+                return successor;
             }
             // It fails if the process that asked has ended.
-            let _ = visitor.refuse("it has no userspace proxy that runs, and stays");
+            let _ = successor.refuse("it has no userspace proxy that runs, and stays");
         }
     }
 
-    async fn visitor(&mut self) -> Visitor {
-        let visitor = match &mut self.visitors {
-            Some(visitors) => visitors.recv().await,
+    async fn successor(&mut self) -> Successor {
+        let successor = match &mut self.successors {
+            Some(successors) => successors.recv().await,
             None => None,
         };
-        match visitor {
-            Some(visitor) => visitor,
+        match successor {
+            Some(successor) => successor,
             None => std::future::pending().await,
         }
     }
@@ -134,7 +134,7 @@ impl Succession {
     pub(crate) async fn hand_over(
         &self,
         proxy: Option<Arc<dyn backend::Proxy>>,
-        to: Visitor,
+        to: Successor,
     ) -> bool {
         match give(proxy.and_then(whole), to).await {
             None => true,
@@ -163,7 +163,7 @@ impl Succession {
         while open() > 0 && Instant::now() < deadline {
             tokio::select! {
                 () = sleep(PAUSE) => {}
-                visitor = self.visitor() => match give(Some(proxy.clone()), visitor).await {
+                successor = self.successor() => match give(Some(proxy.clone()), successor).await {
                     None => return,
                     Some(bundle) => proxy.take_back(bundle),
                 }
@@ -179,24 +179,24 @@ impl Succession {
 }
 
 /// Registers a socket with the runtime.
-fn register(door: Door) -> std::io::Result<AsyncFd<Door>> {
+fn register(listener: HandoverListener) -> std::io::Result<AsyncFd<HandoverListener>> {
     #[allow(
         deprecated,
         reason = "its unsafe successor is about descriptors that may be closed or swapped; a Door's is not"
     )]
-    AsyncFd::new(door)
+    AsyncFd::new(listener)
 }
 
 /// Accepts successors. A process that is none is logged and forgotten.
-async fn accept(door: Arc<AsyncFd<Door>>, found: mpsc::Sender<Visitor>) {
+async fn accept(listener: Arc<AsyncFd<HandoverListener>>, found: mpsc::Sender<Successor>) {
     loop {
-        let Ok(mut ready) = door.readable().await else {
+        let Ok(mut ready) = listener.readable().await else {
             return;
         };
-        let at = door.clone();
+        let at = listener.clone();
         match spawn_blocking(move || at.get_ref().accept()).await {
-            Ok(Ok(Some(visitor))) => {
-                if found.send(visitor).await.is_err() {
+            Ok(Ok(Some(successor))) => {
+                if found.send(successor).await.is_err() {
                     return;
                 }
             }
@@ -226,7 +226,7 @@ async fn pack(proxy: Option<Arc<Proxy>>) -> Bundle {
 }
 
 /// Hands everything over; returns it if that fails.
-async fn give(proxy: Option<Arc<Proxy>>, to: Visitor) -> Option<Bundle> {
+async fn give(proxy: Option<Arc<Proxy>>, to: Successor) -> Option<Bundle> {
     let bundle = pack(proxy).await;
     let [listeners, connections, flows] = bundle.counts();
     match spawn_blocking(move || to.give(bundle)).await {
