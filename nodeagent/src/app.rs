@@ -107,7 +107,7 @@ pub struct Bound {
     /// The claim on the network namespace, held until the engine has ended.
     claim: Option<Claim>,
     /// Another program that programs this node, reported as long as it runs, or its rules as long as they stay.
-    rival: watch::Sender<Option<Failure>>,
+    competing_proxy: watch::Sender<Option<Failure>>,
     /// The end of preStop hooks.
     farewell: Option<Farewell>,
     /// The way to the next agent.
@@ -163,7 +163,7 @@ async fn start(mut config: Config) -> Result<Bound, BuildError> {
             spare,
             ports,
         };
-        let errand = take_over::keep_removing(task, bound.reports(), bound.rival.clone());
+        let errand = take_over::keep_removing(task, bound.reports(), bound.competing_proxy.clone());
         spawn_errand(&mut bound.tasks, errand);
     }
     match claim.as_ref().map(Claim::watch) {
@@ -196,13 +196,14 @@ pub fn build_with(
 async fn build_parts(config: Config, open: Opener) -> Result<Bound, BuildError> {
     let counters = Arc::new(Counters::default());
     let (publisher, servers) = service_health::channel();
-    let rival = watch::Sender::new(None);
+    let competing_proxy = watch::Sender::new(None);
     let mut tasks = JoinSet::new();
     let own = OwnPlaces::new(&config);
     let settings = own.settings(config.node_settings.clone());
     // Before anything changes the machine, since an argument may be wrong.
     let (transport, status_addr) = connect(&config, own, &mut tasks).await?;
-    let followers = Followers::new(publisher, counters.clone()).with_rival(rival.subscribe());
+    let followers =
+        Followers::new(publisher, counters.clone()).with_rival(competing_proxy.subscribe());
     let (followers, connections, avoided) = followers::add_tasks(followers, &config, &mut tasks);
     let (followers, departing, farewell) = answer_hooks(followers, &config, &counters, &mut tasks);
     let engine = Engine::start(open, settings, followers, recall(&config)).await?;
@@ -257,7 +258,7 @@ async fn build_parts(config: Config, open: Opener) -> Result<Bound, BuildError> 
         shutdown: CancellationToken::new(),
         tasks,
         claim: None,
-        rival,
+        competing_proxy,
         farewell,
         handover: Handover::default(),
     })

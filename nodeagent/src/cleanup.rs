@@ -13,7 +13,7 @@ use crate::cache::Cache;
 use crate::claim::{self, Claim, Taken};
 use kplane_dataplane::backend;
 use kplane_dataplane::kernel_setting;
-use kplane_dataplane::leftovers::{self, Leftovers, Ports, Rival};
+use kplane_dataplane::leftovers::{self, CompetingProxy, Leftovers, Ports};
 
 /// A cleanup as the command line requests it.
 #[derive(Clone, Debug)]
@@ -69,8 +69,9 @@ pub fn run(task: &Cleanup) -> Done {
     }
     if done.problems.is_empty() {
         // An agent that runs answers at kube-proxy's ports as kube-proxy does.
-        let rival = rival(task).map(|rival| refusal(task, rival));
-        done.problems.extend(rival);
+        let competing_proxy =
+            competing_proxy(task).map(|competing_proxy| refusal(task, competing_proxy));
+        done.problems.extend(competing_proxy);
     }
     if !task.dry_run && !done.problems.is_empty() {
         return done;
@@ -95,9 +96,9 @@ pub fn run(task: &Cleanup) -> Done {
     done.put_back(task);
     done.forget(task);
     if !task.dry_run {
-        done.problems.extend(rival(task).map(|rival| {
+        done.problems.extend(competing_proxy(task).map(|competing_proxy| {
             format!(
-                "kube-proxy started during the cleanup and may have lost rules ({rival}): restart \
+                "kube-proxy started during the cleanup and may have lost rules ({competing_proxy}): restart \
                  kube-proxy"
             )
         }));
@@ -263,18 +264,18 @@ fn claim(task: &Cleanup, problems: &mut Vec<String>) -> Option<Claim> {
 }
 
 /// Returns a running kube-proxy, if the cleanup concerns kube-proxy's names.
-fn rival(task: &Cleanup) -> Option<Rival> {
+fn competing_proxy(task: &Cleanup) -> Option<CompetingProxy> {
     let matters = task.kube_proxy || task.backend.describe().shares_names;
     matters.then(|| leftovers::running(task.ports)).flatten()
 }
 
-fn refusal(task: &Cleanup, rival: Rival) -> String {
+fn refusal(task: &Cleanup, competing_proxy: CompetingProxy) -> String {
     let way_out = match task.backend.describe().shares_names {
         true => "stop kube-proxy first, because kplane uses the same names in this mode",
         false => "stop kube-proxy first, or remove only kplane's objects with --cleanup",
     };
     format!(
-        "nothing is removed while a kube-proxy runs ({rival}), because it would not notice that \
+        "nothing is removed while a kube-proxy runs ({competing_proxy}), because it would not notice that \
          its rules are removed: {way_out}"
     )
 }

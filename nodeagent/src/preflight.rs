@@ -7,7 +7,7 @@ use std::thread;
 
 use kplane_dataplane::backend::{self, Kind};
 use kplane_dataplane::chain;
-use kplane_dataplane::leftovers::{self, Ports, Rival};
+use kplane_dataplane::leftovers::{self, CompetingProxy, Ports};
 use nix::sched::{CloneFlags, unshare};
 use nix::sys::utsname::uname;
 use serde::Serialize;
@@ -102,19 +102,19 @@ pub fn run(
     findings.push(connection_tracking(Path::new("/"), conntrack));
     findings.push(owners(&processes(Path::new("/proc"))));
     findings.push(rules());
-    let rival = leftovers::running(ports);
-    findings.push(left(backend, rival));
-    findings.push(match rival {
+    let competing_proxy = leftovers::running(ports);
+    findings.push(left(backend, competing_proxy));
+    findings.push(match competing_proxy {
         None => finding(
             "kube-proxy-here",
             Outcome::Ok,
             "no kube-proxy runs on this machine",
             "",
         ),
-        Some(rival) => finding(
+        Some(competing_proxy) => finding(
             "kube-proxy-here",
             Outcome::Ok,
-            format!("a kube-proxy runs, and an agent can take over from it: {rival}"),
+            format!("a kube-proxy runs, and an agent can take over from it: {competing_proxy}"),
             "",
         ),
     });
@@ -302,7 +302,7 @@ fn rules() -> CheckFinding {
 }
 
 /// Finds rules of kube-proxy, and of kplane's modes that share its names, and whether an agent here can remove them.
-fn left(backend: Kind, rival: Option<Rival>) -> CheckFinding {
+fn left(backend: Kind, competing_proxy: Option<CompetingProxy>) -> CheckFinding {
     const CHECK: &str = "old-rules";
     if let Err(error) = leftovers::all_tables() {
         let text = format!("nftables' rules cannot be read: {error}");
@@ -320,7 +320,11 @@ fn left(backend: Kind, rival: Option<Rival>) -> CheckFinding {
         .iter()
         .filter(|problem| !problem.is_harmless());
     let stay: Vec<String> = stay.map(ToString::to_string).collect();
-    let (outcome, text, details, remedy) = match (stay.is_empty(), names.is_empty(), rival) {
+    let (outcome, text, details, remedy) = match (
+        stay.is_empty(),
+        names.is_empty(),
+        competing_proxy,
+    ) {
         (false, ..) => (
             Outcome::Bad,
             "rules that this agent cannot remove would lead packets as well as its own",

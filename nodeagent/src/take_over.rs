@@ -9,7 +9,7 @@ use tokio::time::sleep;
 use crate::desired::now_ms;
 use crate::report::{Failure, Report, Subject};
 use kplane_dataplane::leftovers::{
-    Ports, Problem, Rival, Serving, find, find_sparing, running, spare_connections,
+    CompetingProxy, Ports, Problem, Serving, find, find_sparing, running, spare_connections,
 };
 
 /// Time between two checks for connections that IPVS carries, and for rules that stay.
@@ -36,7 +36,7 @@ pub(crate) struct TakeOver {
 enum Stage {
     Begins,
     /// A kube-proxy runs: nothing is touched.
-    Beside(Rival),
+    Beside(CompetingProxy),
     /// All is done, except that connections through IPVS have not ended yet.
     Drains,
     /// Rules stay: the reason, and the command that removes them.
@@ -107,9 +107,9 @@ fn serves(report: &Report) -> bool {
 /// Reports what the stage means for the node. A failure that lasts keeps its start.
 fn tell(told: &watch::Sender<Option<Failure>>, stage: &Stage) {
     let (reason, degraded) = match stage {
-        Stage::Beside(rival) => (
+        Stage::Beside(competing_proxy) => (
             format!(
-                "kube-proxy also runs on this node ({rival}) and may serve what the agent refuses; \
+                "kube-proxy also runs on this node ({competing_proxy}) and may serve what the agent refuses; \
                  stop kube-proxy, and the agent removes its rules"
             ),
             true,
@@ -138,16 +138,16 @@ fn tell(told: &watch::Sender<Option<Failure>>, stage: &Stage) {
 }
 
 fn step(task: TakeOver, before: &Progress) -> Progress {
-    if let Some(rival) = running(task.ports) {
+    if let Some(competing_proxy) = running(task.ports) {
         if !matches!(before.stage, Stage::Beside(_)) {
             tracing::warn!(
-                evidence = %rival,
+                evidence = %competing_proxy,
                 "kube-proxy also runs on this node and may serve what the agent refuses; stop \
                  kube-proxy, and the agent removes its rules"
             );
         }
         return Progress {
-            stage: Stage::Beside(rival),
+            stage: Stage::Beside(competing_proxy),
             returns: 0,
         };
     }

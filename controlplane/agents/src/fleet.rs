@@ -1,6 +1,7 @@
 //! The agents' reports, and which agents are connected.
 
 mod clocks;
+mod competing_agent;
 mod durations;
 pub mod holding;
 mod latencies;
@@ -8,7 +9,6 @@ mod moderation;
 mod notices;
 mod progress;
 mod record;
-mod rival;
 mod signs;
 mod size;
 #[cfg(test)]
@@ -17,12 +17,12 @@ mod timings;
 mod under_way;
 
 pub use clocks::Clocks;
+pub use competing_agent::CompetingAgent;
 pub use durations::Durations;
 pub use latencies::{Latencies, LatencySummary, Programmed};
 use parking_lot::{Mutex, MutexGuard};
 pub use progress::{Progress, Reached};
 pub use record::AgentRecord;
-pub use rival::Rival;
 pub use timings::{Dispatch, Hop, Timings};
 
 pub(crate) use clocks::translate;
@@ -316,7 +316,7 @@ impl Session {
         let stranger = !fleet.store.knows(node);
         let mut agents = fleet.lock();
         agents
-            .refuse_rival(node, hello, &peer, now, &fleet.moderation)
+            .refuse_competing_agent(node, hello, &peer, now, &fleet.moderation)
             .inspect_err(|_| fleet.changed())?;
         if stranger && !agents.by_node.contains_key(node) {
             agents.make_room()?;

@@ -108,7 +108,7 @@ pub struct Index {
     /// NetworkPolicies beyond the share of their namespace.
     beyond: Vec<(PolicyName, Excess)>,
     /// Pods that have the address of a Pod of another node, the address, and that Pod.
-    rivals: Vec<(PodName, IpAddr, PodName)>,
+    address_conflicts: Vec<(PodName, IpAddr, PodName)>,
     /// Number of decisions of ClusterNetworkPolicies that are too large.
     overlarge: usize,
 }

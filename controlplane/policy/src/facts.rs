@@ -131,9 +131,9 @@ impl Policies {
 
     /// Returns the Pods that claim an address which means a Pod of another node, sorted, the address, and that Pod. As of
     /// the last call of [`Policies::take`].
-    pub fn rivals(&self) -> impl Iterator<Item = (&PodName, IpAddr, &PodName)> {
-        let rivals = self.rivals.iter();
-        rivals.map(|(name, (address, other))| (name, *address, other))
+    pub fn address_conflicts(&self) -> impl Iterator<Item = (&PodName, IpAddr, &PodName)> {
+        let address_conflicts = self.address_conflicts.iter();
+        address_conflicts.map(|(name, (address, other))| (name, *address, other))
     }
 
     /// Returns a policy, and the Pods that it selects.

@@ -41,7 +41,7 @@ pub struct Policies {
     /// Pods of which not all policies fit into a message, and how many policies select them.
     pub(crate) crowded: BTreeMap<PodName, usize>,
     /// Pods that claim an address which means a Pod of another node, the address, and that Pod.
-    pub(crate) rivals: BTreeMap<PodName, (IpAddr, PodName)>,
+    pub(crate) address_conflicts: BTreeMap<PodName, (IpAddr, PodName)>,
     /// Number of Pods when the groups of all namespaces were last weighed.
     pub(crate) weighed: usize,
     /// There was a policy at the last call of `take`.
@@ -264,9 +264,10 @@ impl Policies {
         self.pods.all_changed = false;
         for name in take(&mut self.pods.changed) {
             self.crowded.remove(&name);
-            self.rivals.remove(&name);
+            self.address_conflicts.remove(&name);
             if let Some((address, other)) = self.pods.lost(&name).filter(|_| self.is_active) {
-                self.rivals.insert(name.clone(), (address, other.clone()));
+                self.address_conflicts
+                    .insert(name.clone(), (address, other.clone()));
             }
             let now = self.local_pod(&name).map(|(node, pod, left_out)| {
                 if left_out > 0 {

@@ -9,11 +9,11 @@
 //! Everything here blocks, so it must not run on the async runtime.
 
 mod chains;
+mod competing_proxy;
 mod iptables;
 mod objects;
 mod problem;
 mod proxy;
-mod rival;
 mod rules;
 
 use std::collections::BTreeSet;
@@ -22,10 +22,10 @@ use std::fmt;
 use kplane_model::{Cidr, Family};
 
 use self::chains::Chains;
+pub use self::competing_proxy::{CompetingProxy, Ports, running, shares_our_network};
 use self::iptables::Rules;
 pub use self::problem::Problem;
 use self::proxy::ProxyObject;
-pub use self::rival::{Ports, Rival, running, shares_our_network};
 use self::rules::Keeps;
 pub use crate::backend::Serving;
 use crate::backend::iptables::{Flavour, PacketCounts, remove_counters};

@@ -12,7 +12,7 @@
 
 use std::time::{Duration, Instant};
 
-use kplane_dataplane::leftovers::{Ports, Rival, running};
+use kplane_dataplane::leftovers::{CompetingProxy, Ports, running};
 
 use crate::desired::Desired;
 
@@ -86,18 +86,23 @@ impl Alone {
     }
 
     fn kube_proxy_runs(&mut self) -> bool {
-        let certain = |rival: &Rival| matches!(rival, Rival::Process(_) | Rival::Answers(..));
-        let rival = self.settings.kube_proxy.and_then(running).filter(certain);
-        if let Some(rival) = &rival
+        let certain = |competing_proxy: &CompetingProxy| {
+            matches!(
+                competing_proxy,
+                CompetingProxy::Process(_) | CompetingProxy::Answers(..)
+            )
+        };
+        let competing_proxy = self.settings.kube_proxy.and_then(running).filter(certain);
+        if let Some(competing_proxy) = &competing_proxy
             && !self.told
         {
             tracing::warn!(
-                evidence = %rival,
+                evidence = %competing_proxy,
                 "no control plane answers, but kube-proxy runs on this node: the agent does not serve from its \
                  cache file while it does"
             );
             self.told = true;
         }
-        rival.is_some()
+        competing_proxy.is_some()
     }
 }

@@ -32,7 +32,7 @@ pub struct Followers {
     no_local: [NoLocal; 2],
     triggers: Results,
     /// Another program that programs this node, or its rules.
-    rival: Option<watch::Receiver<Option<Failure>>>,
+    competing_proxy: Option<watch::Receiver<Option<Failure>>>,
     canary: Option<canary::Canary>,
     departing: Option<departing::Follower>,
     surroundings: Option<watch::Receiver<Surroundings>>,
@@ -64,7 +64,7 @@ impl Followers {
             counters,
             no_local: Default::default(),
             triggers: Results::default(),
-            rival: None,
+            competing_proxy: None,
             canary: None,
             departing: None,
             surroundings: None,
@@ -76,8 +76,8 @@ impl Followers {
 
     /// Adds the report of another program that programs this node, or of its rules.
     #[must_use]
-    pub fn with_rival(mut self, rival: watch::Receiver<Option<Failure>>) -> Self {
-        self.rival = Some(rival);
+    pub fn with_rival(mut self, competing_proxy: watch::Receiver<Option<Failure>>) -> Self {
+        self.competing_proxy = Some(competing_proxy);
         self
     }
 
@@ -243,7 +243,11 @@ impl Followers {
     /// answer, ServicePorts of which the userspace proxy refuses clients, and stale UDP flows that stay.
     pub(super) fn failures(&self) -> Vec<Failure> {
         let mut failures = self.health.failures();
-        failures.extend(self.rival.as_ref().and_then(|rival| rival.borrow().clone()));
+        failures.extend(
+            self.competing_proxy
+                .as_ref()
+                .and_then(|competing_proxy| competing_proxy.borrow().clone()),
+        );
         failures.extend(self.canary.as_ref().and_then(canary::Canary::failure));
         let proxy = self.proxy.iter();
         failures.extend(proxy.flat_map(|proxy| proxy.borrow().limited.clone()));
@@ -263,7 +267,7 @@ impl Followers {
         tokio::select! {
             biased;
             () = self.health.failures_changed() => {}
-            () = changed(self.rival.as_mut()) => {}
+            () = changed(self.competing_proxy.as_mut()) => {}
             () = canary => {}
             () = changed(self.surroundings.as_mut()) => {}
             () = changed(self.proxy.as_mut()) => {}

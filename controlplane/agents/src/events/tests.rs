@@ -58,7 +58,7 @@ fn agent() -> AgentRecord {
         clocks: None,
         applied_at: at(0),
         verified_at: at(0),
-        rival: None,
+        competing_agent: None,
         latencies: crate::fleet::Latencies::default(),
         measured_to: 0,
     }

@@ -30,7 +30,7 @@ pub(crate) enum Misbehaviour {
     /// Its report is too long.
     Report,
     /// Another agent has the node's name.
-    Rival,
+    CompetingAgent,
     /// It says nothing.
     Silent,
 }

@@ -7,7 +7,7 @@ use kplane_model::is_hidden;
 use kplane_proto::v1::{Capability, Hello, Report};
 use tokio::time::Instant as Moment;
 
-use super::{Clocks, Latencies, Rival, translate};
+use super::{Clocks, CompetingAgent, Latencies, translate};
 
 /// The capability to send beats, as a bit: capability N is bit N - 1.
 pub(crate) const BEATS: u64 = 1 << (Capability::Beats as u64 - 1);
@@ -52,7 +52,7 @@ pub struct AgentRecord {
     /// Newest revision that the kernel was known to hold, for the measurement of later ones; 0 = none.
     pub(crate) measured_to: u64,
     /// Another agent that asked to speak for the node while this agent did.
-    pub rival: Option<Rival>,
+    pub competing_agent: Option<CompetingAgent>,
 }
 
 /// Returns whether the last report lists virtual servers. Such an agent understands questions about them.
@@ -95,7 +95,7 @@ impl AgentRecord {
             verified_at: now,
             latencies: Latencies::default(),
             measured_to: 0,
-            rival: None,
+            competing_agent: None,
         }
     }
 

@@ -113,13 +113,13 @@ impl Index {
                 .collect();
             *issues_changed = true;
         }
-        let before = self.rivals.iter();
+        let before = self.address_conflicts.iter();
         if !policies
-            .rivals()
+            .address_conflicts()
             .eq(before.map(|(pod, address, other)| (pod, *address, other)))
         {
-            let rivals = policies.rivals();
-            self.rivals = rivals
+            let address_conflicts = policies.address_conflicts();
+            self.address_conflicts = address_conflicts
                 .map(|(pod, address, other)| (pod.clone(), address, other.clone()))
                 .collect();
             *issues_changed = true;
@@ -146,7 +146,7 @@ impl Index {
 
     /// Returns the issues of Pods that have the address of a Pod of another node.
     pub(super) fn rival_issues(&self) -> impl Iterator<Item = Issue> {
-        self.rivals.iter().map(|(pod, address, other)| {
+        self.address_conflicts.iter().map(|(pod, address, other)| {
             let node = |pod| self.policies.as_ref().and_then(|policies| policies.node_of(pod));
             let [here, there] = [pod, other].map(|pod| node(pod).map_or("", |node| &**node));
             let pod = ObjectRef::new(Kind::Pod.as_str(), &pod.namespace, &pod.name);

@@ -297,7 +297,7 @@ fn np19_a_pod_without_addresses_is_published_and_one_without_a_node_is_not() {
 }
 
 /// A Pod on another node that says that it has the address of a web server.
-fn rival(name: &str, created: &str) -> Pod {
+fn conflicting(name: &str, created: &str) -> Pod {
     Pod {
         node: "n2".into(),
         created: Some(created.into()),
@@ -332,11 +332,11 @@ fn np18_a_claim_of_another_node_takes_neither_isolation_nor_rights_away() {
     let [first, second] = ["2026-01-01T00:00:00Z", "2026-01-02T00:00:00Z"];
     let reaches_db = |cluster: &Cluster| cluster.tcp(WEB, "10.0.0.9", 80);
 
-    let with_later = isolated(first).with(rival("b/liar", second));
+    let with_later = isolated(first).with(conflicting("b/liar", second));
     assert!(!with_later.tcp(OUTSIDE, WEB, 80));
     assert!(reaches_db(&with_later));
     // By age alone the Pod of the other node is the older one.
-    let with_earlier = isolated(second).with(rival("b/liar", first));
+    let with_earlier = isolated(second).with(conflicting("b/liar", first));
     assert!(!with_earlier.tcp(OUTSIDE, WEB, 80));
     assert!(!reaches_db(&with_earlier));
     // The ranges of nodes say more than age.
@@ -344,7 +344,7 @@ fn np18_a_claim_of_another_node_takes_neither_isolation_nor_rights_away() {
     assert!(!in_range.tcp(OUTSIDE, WEB, 80));
     assert!(reaches_db(&in_range));
     // A Pod that is being deleted keeps its isolation, and no other node's address.
-    let mut leaving = isolated(first).with(rival("b/new", second));
+    let mut leaving = isolated(first).with(conflicting("b/new", second));
     let web = leaving.pods.get_mut(&name("a/web")).unwrap();
     web.terminating = true;
     assert!(!leaving.tcp(OUTSIDE, WEB, 80));
@@ -360,57 +360,62 @@ fn a_claim_counts_wherever_it_lies_while_no_other_node_has_one() {
     assert!(cluster.tcp(WEB, "10.0.0.9", 80));
     let mut index = cluster.index();
     index.take();
-    assert_eq!(index.rivals().count(), 0);
+    assert_eq!(index.address_conflicts().count(), 0);
 }
 
 #[test]
 fn pods_of_two_nodes_with_one_address_are_named() {
     let web: std::net::IpAddr = WEB.parse().unwrap();
     let (web_pod, liar) = (name("a/web"), name("b/liar"));
-    let cluster = isolated("2026-01-02T00:00:00Z").with(rival("b/liar", "2026-01-01T00:00:00Z"));
+    let cluster =
+        isolated("2026-01-02T00:00:00Z").with(conflicting("b/liar", "2026-01-01T00:00:00Z"));
     let mut index = cluster.index();
     let mut agent = Agent::default();
-    let mut rivals = |index: &mut Policies| {
+    let mut address_conflicts = |index: &mut Policies| {
         agent.apply(index.take());
-        let rivals = index.rivals();
-        let rivals: Vec<_> = rivals
+        let address_conflicts = index.address_conflicts();
+        let address_conflicts: Vec<_> = address_conflicts
             .map(|(pod, a, by)| (pod.clone(), a, by.clone()))
             .collect();
-        rivals
+        address_conflicts
     };
     let (lost, kept) = (
         (web_pod.clone(), web, liar.clone()),
         (liar.clone(), web, web_pod),
     );
-    assert_eq!(rivals(&mut index), std::slice::from_ref(&lost));
+    assert_eq!(address_conflicts(&mut index), std::slice::from_ref(&lost));
     index.set_node(&"n".into(), of_range("10.0.0.0/24"));
-    assert_eq!(rivals(&mut index), std::slice::from_ref(&kept));
+    assert_eq!(address_conflicts(&mut index), std::slice::from_ref(&kept));
     // The node's last ranges count, until another node has the range.
     index.set_node(&"n".into(), None);
     index.set_node(&"n".into(), Some(Node::default()));
-    assert_eq!(rivals(&mut index), [kept]);
+    assert_eq!(address_conflicts(&mut index), [kept]);
     index.set_node(&"n2".into(), of_range("10.0.0.0/8"));
-    assert_eq!(rivals(&mut index), [lost]);
+    assert_eq!(address_conflicts(&mut index), [lost]);
     index.put_pod(Pod {
         terminating: true,
         ..isolated("").pods[&name("a/web")].clone()
     });
-    assert_eq!(rivals(&mut index), []);
+    assert_eq!(address_conflicts(&mut index), []);
     index.delete_pod(&liar);
-    assert_eq!(rivals(&mut index), []);
+    assert_eq!(address_conflicts(&mut index), []);
 }
 
 /// The Pod of the node that is gone is the older one.
 #[test]
 fn np18_a_range_that_passed_to_another_node_takes_its_addresses_along() {
-    let cluster = isolated("2026-01-01T00:00:00Z").with(rival("b/new", "2026-01-02T00:00:00Z"));
+    let cluster =
+        isolated("2026-01-01T00:00:00Z").with(conflicting("b/new", "2026-01-02T00:00:00Z"));
     let mut index = cluster.index();
     for node in ["n", "n2"] {
         index.set_node(&node.into(), of_range("10.0.0.0/24"));
     }
     let winner = |index: &mut Policies| {
         index.take();
-        let winners: Vec<_> = index.rivals().map(|(.., winner)| winner.clone()).collect();
+        let winners: Vec<_> = index
+            .address_conflicts()
+            .map(|(.., winner)| winner.clone())
+            .collect();
         winners
     };
     assert_eq!(winner(&mut index), [name("a/web")]);
@@ -422,7 +427,7 @@ fn np18_a_range_that_passed_to_another_node_takes_its_addresses_along() {
 
 #[test]
 fn a_pod_made_anew_on_another_node_is_judged_there() {
-    let there = rival("b/new", "2026-01-02T00:00:00Z");
+    let there = conflicting("b/new", "2026-01-02T00:00:00Z");
     let cluster = isolated("2026-01-01T00:00:00Z").with(there.clone());
     let mut index = cluster.index();
     let mut agent = Agent::default();

@@ -214,14 +214,20 @@ fn agent_state(store: &Store, record: &AgentRecord, wanted: u64, stranger: Optio
         let error = "the agent is not connected; the node keeps serving its last state".to_owned();
         return state(pb::NodeState::Disconnected, wall_ms(record.since), error);
     }
-    let rival = record.rival.as_ref();
-    if let Some(rival) = rival.filter(|rival| rival.is_there(Instant::now())) {
+    let competing_agent = record.competing_agent.as_ref();
+    if let Some(competing_agent) =
+        competing_agent.filter(|competing_agent| competing_agent.is_there(Instant::now()))
+    {
         let error = format!(
             "two agents have the name of this node: the agent at {} is accepted, and the agent at \
              {} is refused; give one of them its own --node-name, or stop it",
-            record.peer, rival.peer
+            record.peer, competing_agent.peer
         );
-        return state(pb::NodeState::Conflict, wall_ms(rival.since), error);
+        return state(
+            pb::NodeState::Conflict,
+            wall_ms(competing_agent.since),
+            error,
+        );
     }
     if let Some(report) = report
         && let Some((since_ms, error)) = failure(report)

@@ -277,8 +277,8 @@ fn a_service_that_is_named_wins_over_one_that_is_kept() {
     same_address.port.cluster_ip = old.port.cluster_ip;
     new.port.node_port = Some(30_000);
     new.port.external_policy = TrafficPolicy::Local;
-    for rival in [new, same_address] {
-        let rival = DesiredObject::Service(rival);
+    for competing_proxy in [new, same_address] {
+        let competing_proxy = DesiredObject::Service(competing_proxy);
         let mut desired = holding(&[
             DesiredObject::Service(old.clone()),
             bystander.clone(),
@@ -286,7 +286,7 @@ fn a_service_that_is_named_wins_over_one_that_is_kept() {
         ]);
         let mut other = plane(7, Partial, vec![node("z")]);
         desired.apply(other.snapshot_update()).unwrap();
-        other.put(&rival);
+        other.put(&competing_proxy);
         let touched = desired.apply(other.delta_update()).unwrap();
         let both = BTreeSet::from([key(0), key(1)]);
         assert_eq!(touched.services, both);
@@ -295,7 +295,7 @@ fn a_service_that_is_named_wins_over_one_that_is_kept() {
         // The result is the same when both come with one snapshot.
         let mut desired = holding(&[DesiredObject::Service(old.clone()), bystander.clone()]);
         desired
-            .apply(plane(7, Partial, vec![rival]).snapshot_update())
+            .apply(plane(7, Partial, vec![competing_proxy]).snapshot_update())
             .unwrap();
         assert_eq!((count(&desired).0, held(&desired)), (2, (1, 0)));
     }

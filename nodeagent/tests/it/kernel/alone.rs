@@ -13,7 +13,7 @@ use tempfile::TempDir;
 use tokio::runtime::Runtime;
 
 use super::agent::{Agent, has};
-use super::leftovers::{Rival, SERVICE};
+use super::leftovers::{CompetingProxy, SERVICE};
 use kplane_rig::kernel::{in_netns, nft};
 
 const DEADLINE: Duration = Duration::from_secs(30);
@@ -109,7 +109,7 @@ fn a_kube_proxy_that_runs_is_newer_than_the_file() {
         served_and_killed(cache.path());
         nft(&["flush", "ruleset"], "");
         let programs = TempDir::new().unwrap();
-        let rival = Rival::start(programs.path());
+        let competing_proxy = CompetingProxy::start(programs.path());
         let mut agent = start_alone(cache.path());
         let lines = agent.until(
             "no control plane answers, but kube-proxy runs on this node: the agent does not serve from its cache file \
@@ -117,7 +117,7 @@ fn a_kube_proxy_that_runs_is_newer_than_the_file() {
         );
         let evidence = lines.last().unwrap()["fields"]["evidence"].to_string();
         assert!(
-            evidence.contains(&format!("process {}", rival.pid())),
+            evidence.contains(&format!("process {}", competing_proxy.pid())),
             "{evidence}"
         );
         assert!(!nft(&["list", "ruleset"], "").contains("10.96.0.10"));

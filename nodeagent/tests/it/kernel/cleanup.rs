@@ -9,7 +9,7 @@ use std::thread;
 use tempfile::TempDir;
 
 use super::agent::{Agent, binary};
-use super::leftovers::{Rival, SERVICE, TABLES};
+use super::leftovers::{CompetingProxy, SERVICE, TABLES};
 use kplane_rig::kernel::{in_netns, nft};
 use kplane_rig::link::Netlink;
 
@@ -87,7 +87,7 @@ fn i4_a_dry_run_says_what_would_go_and_changes_nothing() {
         // One that would be refused says so, and what would go all the same.
         nft(&["-f", "-"], OURS);
         let programs = TempDir::new().unwrap();
-        let _rival = Rival::start(programs.path());
+        let _rival = CompetingProxy::start(programs.path());
         let (code, stdout, stderr) = run(&flags);
         assert_eq!((code, stdout), (Some(1), would));
         assert!(stderr.contains("while a kube-proxy runs"), "{stderr}");
@@ -124,13 +124,13 @@ fn i4_in_mode_iptables_chains_are_ours() {
         let chains = "table ip nat { chain KUBE-SERVICES { counter; }; }\n";
         nft(&["-f", "-"], &format!("{chains}{TABLES}"));
         let programs = TempDir::new().unwrap();
-        let rival = Rival::start(programs.path());
+        let competing_proxy = CompetingProxy::start(programs.path());
         let mode = ["--cleanup", "--backend", "iptables"];
         refused(
             &mode,
             &["uses the same names in this mode", "kube-proxy runs"],
         );
-        drop(rival);
+        drop(competing_proxy);
         let (code, stdout, stderr) = run(&mode);
         assert_eq!((code, &*stderr), (Some(0), ""));
         assert!(
@@ -173,8 +173,8 @@ fn i4_a_running_kube_proxy_keeps_its_rules() {
     in_netns(|| {
         nft(&["-f", "-"], &format!("{OURS}{TABLES}"));
         let programs = TempDir::new().unwrap();
-        let rival = Rival::start(programs.path());
-        let process = format!("process {} is a kube-proxy", rival.pid());
+        let competing_proxy = CompetingProxy::start(programs.path());
+        let process = format!("process {} is a kube-proxy", competing_proxy.pid());
         refused(&["--cleanup-kube-proxy"], &[&process, "--cleanup"]);
         let (code, stdout, stderr) = run(&["--cleanup"]);
         assert_eq!((code, &*stderr), (Some(0), ""));
@@ -191,7 +191,7 @@ fn i4_cleanup_waits_for_the_rules_of_kube_proxy() {
         let late = ["--cleanup", "--after-kube-proxy=1s"];
         refused(&late, &["no kube-proxy runs; start it"]);
         let programs = TempDir::new().unwrap();
-        let _rival = Rival::start(programs.path());
+        let _rival = CompetingProxy::start(programs.path());
         refused(&late, &["it runs, and has not written rules"]);
         let chains = "chain KUBE-PROXY-CANARY {}; chain KUBE-NODEPORTS {}; chain KUBE-SERVICES {};";
         nft(&["-f", "-"], &format!("table ip nat {{ {chains} }}\n"));
@@ -243,12 +243,12 @@ fn i4_a_kube_proxy_is_found_with_net_admin_alone() {
     in_netns(|| {
         nft(&["-f", "-"], TABLES);
         let programs = TempDir::new().unwrap();
-        let rival = Rival::start(programs.path());
+        let competing_proxy = CompetingProxy::start(programs.path());
         let (code, stdout, stderr) = run();
         assert_eq!((code, &*stdout), (Some(1), ""), "{stderr}");
         let process = format!(
             "process {} is a kube-proxy in this network namespace",
-            rival.pid()
+            competing_proxy.pid()
         );
         assert!(stderr.contains(&process), "{stderr}");
 

@@ -6,7 +6,7 @@ use std::process::{Command, Output};
 use tempfile::TempDir;
 
 use super::agent::{Agent, binary};
-use super::leftovers::{Rival, SERVICE};
+use super::leftovers::{CompetingProxy, SERVICE};
 use kplane_rig::kernel::{in_netns, nft};
 
 /// A setting that each network namespace has for itself.
@@ -88,9 +88,9 @@ fn i4_f6_a_cleanup_puts_back_what_agents_changed() {
         // A kube-proxy found the value that it wanted, and relies on it.
         run("1000");
         let programs = TempDir::new().unwrap();
-        let rival = Rival::start(programs.path());
+        let competing_proxy = CompetingProxy::start(programs.path());
         let kept = clean(&[]);
-        drop(rival);
+        drop(competing_proxy);
         assert!(kept.contains("kept: kernel settings"), "{kept}");
         assert_eq!(established(), "1000");
         // What was set by somebody else stays.

@@ -9,13 +9,13 @@ use kplane_proto::v1::Hello;
 use super::moderation::{Misbehaviour, Moderation};
 use super::{Agents, NotBegun};
 
-/// Time without an attempt after which a rival counts as gone: a live rival tries again every few seconds.
+/// Time without an attempt after which a competing agent counts as gone: a live competing agent tries again every few seconds.
 const REMEMBERED: Duration = Duration::from_secs(60);
 
 /// An agent that claims a node for which another agent speaks.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Rival {
-    /// The rival's address.
+pub struct CompetingAgent {
+    /// The competing agent's address.
     pub peer: String,
     /// Time of its first attempt.
     pub since: Instant,
@@ -23,12 +23,12 @@ pub struct Rival {
     pub last: Instant,
 }
 
-impl Rival {
+impl CompetingAgent {
     fn peer_ip(&self) -> &str {
         peer_ip(&self.peer)
     }
 
-    /// Returns whether the rival still tries to connect.
+    /// Returns whether the competing agent still tries to connect.
     pub fn is_there(&self, now: Instant) -> bool {
         now.saturating_duration_since(self.last) < REMEMBERED
     }
@@ -38,7 +38,7 @@ impl Agents {
     /// Refuses an agent whose process differs from the one that speaks for the node. The control plane cannot know
     /// which of the two is right, so the first one stays. An agent that has ended, or was silent for longer than
     /// streams may be, has no stream any more and is not in the way.
-    pub(super) fn refuse_rival(
+    pub(super) fn refuse_competing_agent(
         &mut self,
         node: &NodeName,
         hello: &Hello,
@@ -54,11 +54,11 @@ impl Agents {
         }
         let record = Arc::make_mut(&mut agent.record);
         let before = record
-            .rival
+            .competing_agent
             .take()
-            .filter(|rival| rival.peer_ip() == peer_ip(peer));
+            .filter(|competing_agent| competing_agent.peer_ip() == peer_ip(peer));
         if before.is_none() {
-            moderation.tell(node, Misbehaviour::Rival, || {
+            moderation.tell(node, Misbehaviour::CompetingAgent, || {
                 format!(
                     "two agents have the name of this node, at {} and {peer}; the second one is refused. Check \
                      --node-name on both nodes",
@@ -66,9 +66,9 @@ impl Agents {
                 )
             });
         }
-        record.rival = Some(Rival {
+        record.competing_agent = Some(CompetingAgent {
             peer: peer.to_owned(),
-            since: before.map_or(now, |rival| rival.since),
+            since: before.map_or(now, |competing_agent| competing_agent.since),
             last: now,
         });
         Err(NotBegun::Taken(record.peer.clone()))

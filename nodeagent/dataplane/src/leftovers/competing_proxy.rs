@@ -48,7 +48,7 @@ impl Ports {
 
 /// Evidence of a kube-proxy at work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Rival {
+pub enum CompetingProxy {
     /// A process of kube-proxy.
     #[error("process {0} is a kube-proxy in this network namespace")]
     Process(u32),
@@ -67,11 +67,11 @@ pub enum Rival {
 
 /// Checks for a kube-proxy that works in the calling thread's network namespace. Blocks, for a few seconds at
 /// most.
-pub fn running(ports: Ports) -> Option<Rival> {
+pub fn running(ports: Ports) -> Option<CompetingProxy> {
     process().or_else(|| ports::answering(ports))
 }
 
-fn process() -> Option<Rival> {
+fn process() -> Option<CompetingProxy> {
     let processes = fs::read_dir("/proc").ok()?.flatten();
     let pids = processes.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
     let mut hidden = None;
@@ -81,9 +81,9 @@ fn process() -> Option<Rival> {
             continue;
         }
         match shares_our_network(pid) {
-            Some(true) => return Some(Rival::Process(pid)),
+            Some(true) => return Some(CompetingProxy::Process(pid)),
             Some(false) => {}
-            None => hidden = Some(Rival::Hidden(pid)),
+            None => hidden = Some(CompetingProxy::Hidden(pid)),
         }
     }
     hidden

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use kplane_model::Family;
 
-use super::{Ports, Rival, inode};
+use super::{CompetingProxy, Ports, inode};
 
 /// Most sockets to ask; a node has two.
 const MAX_ASKED: usize = 8;
@@ -24,7 +24,7 @@ const MODES: [&str; 3] = ["iptables", "ipvs", "nftables"];
 const HEALTHZ: [&str; 3] = ["\"lastUpdated\"", "\"currentTime\"", "\"nodeEligible\""];
 
 /// Asks the sockets of other processes that listen on these ports of the calling thread's network namespace.
-pub(super) fn answering(ports: Ports) -> Option<Rival> {
+pub(super) fn answering(ports: Ports) -> Option<CompetingProxy> {
     let own = own_sockets();
     let mut found = None;
     for file in ["tcp", "tcp6"] {
@@ -34,8 +34,10 @@ pub(super) fn answering(ports: Ports) -> Option<Rival> {
         let others = sockets.filter(|(at, inode)| ports.has(at.port()) && !own.contains(inode));
         for (at, _) in others.take(MAX_ASKED) {
             match ask(at) {
-                Some(rival @ Rival::Answers(..)) => return Some(rival),
-                rival => found = found.or(rival),
+                Some(competing_proxy @ CompetingProxy::Answers(..)) => {
+                    return Some(competing_proxy);
+                }
+                competing_proxy => found = found.or(competing_proxy),
             }
         }
     }
@@ -74,7 +76,7 @@ pub(super) fn listening(line: &str) -> Option<(SocketAddr, String)> {
     (*state == LISTEN).then(|| (SocketAddr::new(ip, port), (*inode).to_owned()))
 }
 
-fn ask(at: SocketAddr) -> Option<Rival> {
+fn ask(at: SocketAddr) -> Option<CompetingProxy> {
     let loopback = Family::ALL.map(Family::loopback);
     let candidates = match at.ip() {
         IpAddr::V4(ip) if ip.is_unspecified() => &loopback[..1],
@@ -89,10 +91,12 @@ fn ask(at: SocketAddr) -> Option<Rival> {
             ("/healthz", is_health),
         ] {
             match get(to, path) {
-                Reply::Text(body) if is_its(&body) => return Some(Rival::Answers(to, path)),
+                Reply::Text(body) if is_its(&body) => {
+                    return Some(CompetingProxy::Answers(to, path));
+                }
                 Reply::Text(_) | Reply::Nobody => {}
                 Reply::Silence => {
-                    silent = Some(Rival::Silent(to));
+                    silent = Some(CompetingProxy::Silent(to));
                     break;
                 }
             }
