@@ -32,8 +32,8 @@ use crate::departures::Departures;
 use crate::draining::Draining;
 use crate::fleet::{Fleet, Hop};
 use crate::orders::Board;
-use crate::pace::Pace;
 use crate::peers::Listed;
+use crate::publish_debounce::PublishDebounce;
 use crate::snapshots::Snapshots;
 use crate::suspects::Suspects;
 use crate::traffic::Traffic;
@@ -176,7 +176,7 @@ impl Hub {
             freshness: Freshness::default(),
             hub: Arc::clone(&hub),
             summary: summary_tx,
-            pace: Pace::new(Moment::now()),
+            publish_debounce: PublishDebounce::new(Moment::now()),
             approvals: VecDeque::new(),
         };
         (hub, owner.run(batches, questions_rx))
@@ -329,7 +329,7 @@ struct IndexOwner {
     freshness: Freshness,
     hub: Arc<Hub>,
     summary: watch::Sender<Arc<Summary>>,
-    pace: Pace,
+    publish_debounce: PublishDebounce,
     /// The latest approvals that were given here or taken, oldest first.
     approvals: VecDeque<u64>,
 }
@@ -341,7 +341,7 @@ impl IndexOwner {
         mut questions: mpsc::Receiver<IndexQuestion>,
     ) {
         loop {
-            let due = self.pace.due();
+            let due = self.publish_debounce.due();
             tokio::select! {
                 biased;
                 () = sleep_until(due.unwrap_or_else(Moment::now)), if due.is_some() => self.announce(),
@@ -363,7 +363,7 @@ impl IndexOwner {
     /// Announces everything that is published.
     fn announce(&mut self) {
         self.hub.store.announce();
-        self.pace.announced(Moment::now());
+        self.publish_debounce.announced(Moment::now());
     }
 
     fn apply(&mut self, batch: Batch) {
@@ -442,7 +442,10 @@ impl IndexOwner {
         if revision == before {
             return self.hub.recorder.changed(&touched, causes, observed_at);
         }
-        if self.pace.change(Moment::now(), self.hub.fleet.agents()) {
+        if self
+            .publish_debounce
+            .change(Moment::now(), self.hub.fleet.agents())
+        {
             self.announce();
         }
         self.hub.fleet.timings.hop(Hop::Publish, started.elapsed());

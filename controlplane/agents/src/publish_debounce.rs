@@ -24,7 +24,7 @@ const LONGEST: Duration = Duration::from_secs(1);
 
 /// The rate of announcements.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Pace {
+pub(crate) struct PublishDebounce {
     /// Time to which the announcements so far reach, at one for each interval.
     spent: Instant,
     /// The last announcement.
@@ -40,7 +40,7 @@ fn together(agents: usize) -> Duration {
     PER_AGENT.saturating_mul(agents).clamp(TOGETHER, LONGEST)
 }
 
-impl Pace {
+impl PublishDebounce {
     pub(crate) fn new(now: Instant) -> Self {
         Self {
             spent: now,
@@ -50,7 +50,7 @@ impl Pace {
         }
     }
 
-    /// Notes a change for a fleet of so many agents; returns whether it is to be announced at once. If not, [`Pace::due`] says when.
+    /// Notes a change for a fleet of so many agents; returns whether it is to be announced at once. If not, [`PublishDebounce::due`] says when.
     pub(crate) fn change(&mut self, now: Instant, agents: usize) -> bool {
         if self.due.is_some() {
             return false;
@@ -92,19 +92,19 @@ mod tests {
     /// The same with so many agents.
     fn announcements_to(agents: usize, changes: impl IntoIterator<Item = u64>) -> Vec<u64> {
         let start = Instant::now();
-        let mut pace = Pace::new(start);
+        let mut publish_debounce = PublishDebounce::new(start);
         let mut announced = Vec::new();
         for change in changes {
             let now = start + Duration::from_millis(change);
-            if let Some(due) = pace.due().filter(|due| *due <= now) {
-                pace.announced(due);
+            if let Some(due) = publish_debounce.due().filter(|due| *due <= now) {
+                publish_debounce.announced(due);
                 announced.push(due);
             }
-            if pace.change(now, agents) {
+            if publish_debounce.change(now, agents) {
                 announced.push(now);
             }
         }
-        announced.extend(pace.due());
+        announced.extend(publish_debounce.due());
         let ms = announced.into_iter().map(|at| (at - start).as_millis());
         ms.map(|ms| u64::try_from(ms).unwrap()).collect()
     }
