@@ -308,7 +308,7 @@ impl State {
     }
 
     /// Records variants for nodes among these nodes' own objects: an agent without anything gets what all nodes share
-    /// from the shelf, which has no variants for nodes.
+    /// from the snapshot, which has no variants for nodes.
     fn note_variants<'a>(
         &mut self,
         key: &DesiredKey,

@@ -15,7 +15,7 @@ use super::common::{Commons, Ready};
 use super::cursor::{Cursor, PIECE_BYTES, Piece};
 use super::policies::EncodedPolicies;
 use super::resume::{RangeIndex, RangeIndexes, Way};
-use super::shelf::{Shelf, Walk};
+use super::encoded_snapshot::{EncodedSnapshot, Walk};
 use super::state::{FIRST_REVISION, Moment, State, view_of};
 use super::{Publication, Trigger};
 use crate::freshness::Freshness;
@@ -65,7 +65,7 @@ pub struct Store {
     only: OnceLock<NodeName>,
     state: RwLock<State>,
     /// Encoded snapshots by zone; one for all zones without variants of their own.
-    shelves: Mutex<HashMap<Option<ZoneName>, Arc<Shelf>>>,
+    shelves: Mutex<HashMap<Option<ZoneName>, Arc<EncodedSnapshot>>>,
     /// Encoded updates that agents share.
     pub(super) commons: Mutex<Commons>,
     /// Shared objects by ranges.
@@ -333,10 +333,10 @@ impl Store {
         let zone = state.varied_zone(node).cloned();
         // One task encodes; others that need the same wait for it.
         let mut shelves = self.shelves.lock();
-        shelves.retain(|_, shelf| shelf.is_fresh(&state));
-        let new = || Arc::new(Shelf::new(&state, zone.as_deref(), bytes));
-        let shelf = shelves.entry(zone.clone()).or_insert_with(new);
-        Walk::along(shelf)
+        shelves.retain(|_, encoded_snapshot| encoded_snapshot.is_fresh(&state));
+        let new = || Arc::new(EncodedSnapshot::new(&state, zone.as_deref(), bytes));
+        let encoded_snapshot = shelves.entry(zone.clone()).or_insert_with(new);
+        Walk::along(encoded_snapshot)
     }
 
     /// Returns the way of an agent that holds objects with this digest and, if its epoch matches, is at `revision`.

@@ -1,6 +1,6 @@
 //! Encoded snapshots that many agents share.
 //!
-//! An agent without anything needs all shared objects. A shelf has them as messages that were encoded once. The agent
+//! An agent without anything needs all shared objects. An encoded snapshot has them as messages that were encoded once. The agent
 //! gets these first, and then the rest from the logs: its own objects, and what changed since.
 
 use std::sync::{Arc, OnceLock, Weak};
@@ -14,12 +14,12 @@ use prost::Message as _;
 use super::cursor::Cursor;
 use super::state::State;
 
-/// A shelf is used until one object in this many changed; agents get changed objects twice.
+/// An encoded snapshot is used until one object in this many changed; agents get changed objects twice.
 const STALE_SHARE: usize = 32;
 
 /// The shared objects at a revision, as nodes of one zone get them.
 #[derive(Debug)]
-pub(super) struct Shelf {
+pub(super) struct EncodedSnapshot {
     revision: u64,
     messages: Vec<EncodedPiece>,
 }
@@ -33,20 +33,20 @@ struct EncodedPiece {
     upto: u64,
 }
 
-/// An agent's way along a shelf. It does not keep the shelf, so that agents that stopped reading cost no memory; an
-/// agent whose shelf is gone gets the rest from the logs.
+/// An agent's way along an encoded snapshot. It does not keep the snapshot, so that agents that stopped reading cost no memory; an
+/// agent whose snapshot is gone gets the rest from the logs.
 #[derive(Debug, Default)]
 pub struct Walk {
-    shelf: Weak<Shelf>,
+    encoded_snapshot: Weak<EncodedSnapshot>,
     next: usize,
     /// The agent can read compressed messages.
     packed: bool,
 }
 
-impl Shelf {
+impl EncodedSnapshot {
     /// Encodes the shared objects as nodes of a zone get them, in messages of at least `size` bytes.
     pub(super) fn new(state: &State, zone: Option<&str>, size: usize) -> Self {
-        let mut shelf = Self {
+        let mut encoded_snapshot = Self {
             revision: state.revision,
             messages: Vec::new(),
         };
@@ -60,14 +60,14 @@ impl Shelf {
             objects.push(object);
             upto = revision;
             if bytes >= size {
-                shelf.put(std::mem::take(&mut objects), upto);
+                encoded_snapshot.put(std::mem::take(&mut objects), upto);
                 bytes = 0;
             }
         }
         if !objects.is_empty() {
-            shelf.put(objects, upto);
+            encoded_snapshot.put(objects, upto);
         }
-        shelf
+        encoded_snapshot
     }
 
     fn put(&mut self, objects: Vec<Bytes>, upto: u64) {
@@ -93,9 +93,9 @@ impl Shelf {
 }
 
 impl Walk {
-    pub(super) fn along(shelf: &Arc<Shelf>) -> Self {
+    pub(super) fn along(encoded_snapshot: &Arc<EncodedSnapshot>) -> Self {
         Self {
-            shelf: Arc::downgrade(shelf),
+            encoded_snapshot: Arc::downgrade(encoded_snapshot),
             next: 0,
             packed: false,
         }
@@ -109,19 +109,19 @@ impl Walk {
 
     /// Returns the next message with its frame, and moves the cursor behind its objects. `None` when the logs have the rest.
     pub fn next(&mut self, cursor: &mut Cursor) -> Option<Bytes> {
-        let shelf = self.shelf.upgrade()?;
-        let Some(encoded) = shelf.messages.get(self.next) else {
-            self.shelf = Weak::new();
+        let encoded_snapshot = self.encoded_snapshot.upgrade()?;
+        let Some(encoded) = encoded_snapshot.messages.get(self.next) else {
+            self.encoded_snapshot = Weak::new();
             return None;
         };
         self.next += 1;
-        let is_last = self.next == shelf.messages.len();
+        let is_last = self.next == encoded_snapshot.messages.len();
         let upto = if is_last {
-            shelf.revision
+            encoded_snapshot.revision
         } else {
             encoded.upto
         };
-        cursor.pass(upto, shelf.revision);
+        cursor.pass(upto, encoded_snapshot.revision);
         Some(match self.packed {
             true => encoded
                 .packed
