@@ -12,7 +12,7 @@ pub(crate) mod neighbours;
 pub(crate) mod nodes;
 mod policies;
 pub(crate) mod ranges;
-mod surroundings;
+mod host_checks;
 pub(crate) mod updates;
 
 use kplane_proto::v1::{self as pb, NodeState};

@@ -24,6 +24,7 @@ pub mod engine;
 #[cfg_attr(not(feature = "userspace"), path = "succession/absent.rs")]
 mod handover;
 pub mod healthz;
+pub mod host_checks;
 pub mod log;
 pub mod metrics;
 pub mod oom;
@@ -35,7 +36,6 @@ pub mod reload;
 pub mod report;
 pub mod service_connections;
 pub mod service_health;
-pub mod surroundings;
 pub mod sync;
 pub mod sysctl;
 mod take_over;

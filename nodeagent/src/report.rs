@@ -19,7 +19,7 @@ use prost::Message as _;
 
 use self::failures::{clip, failures_to_wire};
 use crate::desired::{Counts, Freshness, Held, Position, Reject, Resume};
-use crate::surroundings::Finding;
+use crate::host_checks::Finding;
 use kplane_dataplane::backend::{RuleCounts, ServerCounts};
 use kplane_dataplane::policy::PolicyCounts;
 

@@ -7,7 +7,7 @@ use kplane_model::nodes_agree;
 use kplane_proto::v1::{self as pb, NodeState};
 
 use super::policies::policies;
-use super::surroundings::surroundings;
+use super::host_checks::host_checks;
 use super::{Finding, connected, names};
 
 /// Time since the last contact with the origin of its data after which a control plane's data counts as old, in
@@ -25,7 +25,7 @@ pub(crate) fn findings(fleet: &pb::Fleet, kpctl: &str) -> Vec<Finding> {
         verified(fleet),
         failures(fleet),
         policies(fleet),
-        surroundings(fleet),
+        host_checks(fleet),
         endpoints(fleet),
         conflicts(fleet),
         versions(fleet, kpctl),

@@ -9,7 +9,7 @@ use kplane_view::text::plural;
 use super::{Finding, NAMED, connected, names};
 
 /// Returns the finding: what agents call an error is bad.
-pub(super) fn surroundings(fleet: &pb::Fleet) -> Finding {
+pub(super) fn host_checks(fleet: &pb::Fleet) -> Finding {
     const CHECK: &str = "surroundings";
     // Errors come first.
     let mut found = BTreeMap::<(bool, &str), (Vec<&str>, &str)>::new();
@@ -73,7 +73,7 @@ mod tests {
     }
 
     fn check(nodes: &[pb::NodeStatus]) -> Finding {
-        surroundings(&pb::Fleet {
+        host_checks(&pb::Fleet {
             nodes: nodes.to_vec(),
             ..pb::Fleet::default()
         })

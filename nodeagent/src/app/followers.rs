@@ -11,9 +11,9 @@ use crate::canary;
 use crate::config::Config;
 use crate::departing::{self, Farewell};
 use crate::engine::Followers;
+use crate::host_checks;
 use crate::metrics::Counters;
 use crate::service_connections::ServiceConnections;
-use crate::surroundings;
 
 /// Starts to connect to the canary, if there is one.
 fn follow_canary(config: &Config, tasks: &mut Tasks) -> Option<canary::Canary> {
@@ -73,9 +73,9 @@ fn look_around(followers: Followers, config: &Config, tasks: &mut Tasks) -> Foll
         return followers;
     }
     let localhost = config.backend_settings.localhost_nodeports;
-    let (seen, task) = surroundings::watch(config.backend, localhost, config.conntrack.clone());
+    let (seen, task) = host_checks::watch(config.backend, localhost, config.conntrack.clone());
     spawn_errand(tasks, task);
-    followers.with_surroundings(seen)
+    followers.with_host_checks(seen)
 }
 
 /// Starts to answer preStop hooks, if that is wanted. Returns also their questions to the control plane, and their end.

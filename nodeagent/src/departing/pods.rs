@@ -15,7 +15,7 @@ use tokio::time::Instant;
 use super::HookSettings;
 use super::problems::Problems;
 use crate::desired::{Desired, Touched};
-use crate::surroundings::Finding;
+use crate::host_checks::Finding;
 
 /// Time for which an address is remembered that is no endpoint any more: its Pod may be about to end.
 const REMEMBERED: Duration = Duration::from_secs(600);

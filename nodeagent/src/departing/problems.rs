@@ -8,7 +8,7 @@ use kplane_model::{Family, Reason, Severity};
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
-use crate::surroundings::Finding;
+use crate::host_checks::Finding;
 
 /// A part of the answers that can be missing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

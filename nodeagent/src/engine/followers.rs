@@ -15,11 +15,11 @@ use crate::avoided::Seen;
 use crate::canary;
 use crate::departing;
 use crate::desired::{Desired, Touched, View};
+use crate::host_checks::{self, Finding, HostFacts, node_ports, pod_ranges};
 use crate::metrics::{Counters, FamilyCounters, NAMED, Transaction};
 use crate::report::{Avoided, Failure, Subject, Sync, TriggerProgrammed};
 use crate::service_connections::ServiceConnections;
 use crate::service_health::{self, Publisher};
-use crate::surroundings::{self, Finding, Surroundings, node_ports, pod_ranges};
 
 /// Number of scans for stale UDP flows that fail one after the other until the node is degraded: a second or two.
 const LASTING: u64 = 3;
@@ -35,7 +35,7 @@ pub struct Followers {
     competing_proxy: Option<watch::Receiver<Option<Failure>>>,
     canary: Option<canary::Canary>,
     departing: Option<departing::Follower>,
-    surroundings: Option<watch::Receiver<Surroundings>>,
+    host_checks: Option<watch::Receiver<HostFacts>>,
     proxy: Option<watch::Receiver<Seen>>,
     connections: Option<Arc<ServiceConnections>>,
     conntrack: ConntrackCounts,
@@ -67,7 +67,7 @@ impl Followers {
             competing_proxy: None,
             canary: None,
             departing: None,
-            surroundings: None,
+            host_checks: None,
             proxy: None,
             connections: None,
             conntrack: ConntrackCounts::default(),
@@ -104,8 +104,8 @@ impl Followers {
 
     /// Adds what stands in the way of packets on the node.
     #[must_use]
-    pub fn with_surroundings(mut self, surroundings: watch::Receiver<Surroundings>) -> Self {
-        self.surroundings = Some(surroundings);
+    pub fn with_host_checks(mut self, host_checks: watch::Receiver<HostFacts>) -> Self {
+        self.host_checks = Some(host_checks);
         self
     }
 
@@ -135,8 +135,8 @@ impl Followers {
             desired.node(),
             Family::ALL.map(|family| desired.counts(family).services > 0),
         );
-        let mut found = match &self.surroundings {
-            Some(seen) => surroundings::findings(&seen.borrow(), node, settings, served),
+        let mut found = match &self.host_checks {
+            Some(seen) => host_checks::findings(&seen.borrow(), node, settings, served),
             None => Vec::new(),
         };
         found.extend(node_ports::findings(node, settings, served));
@@ -146,11 +146,11 @@ impl Followers {
                 .iter()
                 .flat_map(departing::Follower::findings),
         );
-        let seen = self.surroundings.as_ref();
+        let seen = self.host_checks.as_ref();
         if let Some(seen) =
             seen.filter(|_| desired.local_pods().any(|pod| !pod.policies.is_empty()))
         {
-            found.extend(surroundings::unenforced(&seen.borrow()));
+            found.extend(host_checks::unenforced(&seen.borrow()));
         }
         found
     }
@@ -269,7 +269,7 @@ impl Followers {
             () = self.health.failures_changed() => {}
             () = changed(self.competing_proxy.as_mut()) => {}
             () = canary => {}
-            () = changed(self.surroundings.as_mut()) => {}
+            () = changed(self.host_checks.as_mut()) => {}
             () = changed(self.proxy.as_mut()) => {}
         }
     }

@@ -4,7 +4,7 @@ use kplane_dataplane::plan::NodeSettings;
 use kplane_model::{Family, NodeFacts, Severity};
 
 use crate::desired::Desired;
-use crate::surroundings::{Finding, node_ports};
+use crate::host_checks::{Finding, node_ports};
 
 /// The warnings that are logged once.
 #[derive(Debug, Default)]

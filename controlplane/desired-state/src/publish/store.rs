@@ -15,7 +15,7 @@ use super::common::{Commons, Ready};
 use super::cursor::{Cursor, PIECE_BYTES, Piece};
 use super::policies::EncodedPolicies;
 use super::resume::{RangeIndex, RangeIndexes, Way};
-use super::encoded_snapshot::{EncodedSnapshot, Walk};
+use super::snapshot_cache::{EncodedSnapshot, Walk};
 use super::state::{FIRST_REVISION, Moment, State, view_of};
 use super::{Publication, Trigger};
 use crate::freshness::Freshness;

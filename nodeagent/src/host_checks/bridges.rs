@@ -5,7 +5,7 @@ use std::path::Path;
 
 use kplane_model::{Family, Reason, Severity};
 
-use super::{Finding, Surroundings};
+use super::{Finding, HostFacts};
 
 /// Returns whether the node has bridges.
 pub(super) fn exist(root: &Path) -> bool {
@@ -15,7 +15,7 @@ pub(super) fn exist(root: &Path) -> bool {
 }
 
 /// Returns a finding for a node whose bridges pass the rules of Services by.
-pub(super) fn passed_by(seen: &Surroundings, family: Family) -> Option<Finding> {
+pub(super) fn passed_by(seen: &HostFacts, family: Family) -> Option<Finding> {
     let key = bridge_setting(family);
     seen.bridges_pass_by[family as usize].then(|| {
         let text = format!(
@@ -28,7 +28,7 @@ pub(super) fn passed_by(seen: &Surroundings, family: Family) -> Option<Finding> 
 }
 
 /// Returns what keeps NetworkPolicies from holding on a node that has some.
-pub fn unenforced(seen: &Surroundings) -> Option<Finding> {
+pub fn unenforced(seen: &HostFacts) -> Option<Finding> {
     let passing = Family::ALL.into_iter();
     let mut passing = passing.filter(|family| seen.bridges_pass_by[*family as usize]);
     let (key, whose) = match passing.next() {
@@ -66,12 +66,12 @@ mod tests {
     /// Who may send raw frames reaches every Pod on its bridge with a tag that means none.
     #[test]
     fn settings_that_keep_policies_from_holding_are_named_one_after_the_other() {
-        let mut seen = Surroundings {
+        let mut seen = HostFacts {
             bridges_pass_by: [false, true],
             tagged_pass_by: true,
-            ..Surroundings::default()
+            ..HostFacts::default()
         };
-        let named = |seen: &Surroundings| unenforced(seen).map(|found| found.text);
+        let named = |seen: &HostFacts| unenforced(seen).map(|found| found.text);
         assert!(named(&seen).unwrap().contains("bridge-nf-call-ip6tables"));
         seen.bridges_pass_by = [false; 2];
         assert!(

@@ -38,7 +38,7 @@ const NAMED: usize = 5;
 
 /// Facts of the node that decide about packets. Each is `None` if it cannot be read.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Surroundings {
+pub struct HostFacts {
     /// Whether the kernel forwards packets of each family.
     pub forwarding: [Option<bool>; 2],
     /// Chains of other programs that drop forwarded packets of each family unless a rule accepts them.
@@ -63,7 +63,7 @@ pub struct Surroundings {
     pub unset: Vec<UnsetSetting>,
 }
 
-impl Surroundings {
+impl HostFacts {
     /// Examines the network namespace of the calling thread; `root` is the root of the file system.
     pub fn look(root: &Path, backend: Kind, obstacles: &mut Obstacles) -> Self {
         if let Err(error) = obstacles.refresh() {
@@ -128,7 +128,7 @@ pub struct Finding {
 
 /// Returns what the facts mean for a node that serves Services of these families. Allocates nothing if all is well.
 pub fn findings(
-    seen: &Surroundings,
+    seen: &HostFacts,
     node: Option<&NodeFacts>,
     settings: &NodeSettings,
     served: [bool; 2],
@@ -161,7 +161,7 @@ fn finding(code: Reason, severity: Severity, text: String, fix: &str) -> Finding
     }
 }
 
-fn forwarding(seen: &Surroundings, family: Family) -> Option<Finding> {
+fn forwarding(seen: &HostFacts, family: Family) -> Option<Finding> {
     let key = family.pick("net.ipv4.ip_forward", "net.ipv6.conf.all.forwarding");
     (seen.forwarding[family as usize] == Some(false)).then(|| {
         let text = format!(
@@ -173,7 +173,7 @@ fn forwarding(seen: &Surroundings, family: Family) -> Option<Finding> {
     })
 }
 
-fn dropping(seen: &Surroundings, family: Family) -> Option<Finding> {
+fn dropping(seen: &HostFacts, family: Family) -> Option<Finding> {
     let [chains, closed] = [&seen.dropping, &seen.closed].map(|of| &of[family as usize]);
     if let Some(chain) = closed.first() {
         let text = format!(
@@ -213,7 +213,7 @@ fn accept(chain: &str) -> String {
     }
 }
 
-fn kube_proxy(seen: &Surroundings) -> Option<Finding> {
+fn kube_proxy(seen: &HostFacts) -> Option<Finding> {
     (!seen.kube_proxy.is_empty()).then(|| {
         let named: Vec<&str> = seen.kube_proxy.iter().take(NAMED).map(String::as_str).collect();
         let text = format!(
@@ -227,7 +227,7 @@ fn kube_proxy(seen: &Surroundings) -> Option<Finding> {
     })
 }
 
-fn firewalld(seen: &Surroundings) -> Option<Finding> {
+fn firewalld(seen: &HostFacts) -> Option<Finding> {
     seen.firewalld.then(|| {
         let text = "firewalld runs on the node: its zones decide about packets to Pods and node ports after kplane's \
                     rules, and with FlushAllOnReload=yes a reload deletes kplane's rules until the agent repairs them";
@@ -260,7 +260,7 @@ fn pod_range(node: &NodeFacts, settings: &NodeSettings, family: Family) -> Optio
     ))
 }
 
-fn conntrack(seen: &Surroundings) -> Option<Finding> {
+fn conntrack(seen: &HostFacts) -> Option<Finding> {
     let (count, max) = seen.conntrack?;
     (max > 0 && count >= max - max / FREE).then(|| {
         let text = format!(
@@ -271,7 +271,7 @@ fn conntrack(seen: &Surroundings) -> Option<Finding> {
     })
 }
 
-fn reverse_path(seen: &Surroundings, served: [bool; 2]) -> Option<Finding> {
+fn reverse_path(seen: &HostFacts, served: [bool; 2]) -> Option<Finding> {
     (seen.strict_reverse_path && served[0]).then(|| {
         let text = "net.ipv4.conf.all.rp_filter is 1: packets are dropped whose answers would leave by another \
                     interface, as with several uplinks or some CNI plugins";
@@ -286,8 +286,8 @@ pub fn watch(
     backend: Kind,
     localhost: bool,
     conntrack: ConntrackSettings,
-) -> (watch::Receiver<Surroundings>, impl Future<Output = ()>) {
-    let (sender, receiver) = watch::channel(Surroundings::default());
+) -> (watch::Receiver<HostFacts>, impl Future<Output = ()>) {
+    let (sender, receiver) = watch::channel(HostFacts::default());
     let task = async move {
         let conntrack = Arc::new(conntrack);
         let mut known = (Obstacles::default(), needed::Unset::default());
@@ -296,9 +296,9 @@ pub fn watch(
             let conntrack = Arc::clone(&conntrack);
             let look = move || {
                 let (root, (obstacles, unset)) = (Path::new("/"), &mut last);
-                let seen = Surroundings {
+                let seen = HostFacts {
                     unset: unset.look(root, backend, localhost, &conntrack),
-                    ..Surroundings::look(root, backend, obstacles)
+                    ..HostFacts::look(root, backend, obstacles)
                 };
                 (seen, last)
             };
@@ -318,12 +318,12 @@ pub fn watch(
 }
 
 /// Returns whether two looks differ in more than the number of connections.
-fn means_more(before: &Surroundings, after: &Surroundings) -> bool {
+fn means_more(before: &HostFacts, after: &HostFacts) -> bool {
     conntrack(before).is_some() != conntrack(after).is_some()
-        || Surroundings {
+        || HostFacts {
             conntrack: None,
             ..before.clone()
-        } != Surroundings {
+        } != HostFacts {
             conntrack: None,
             ..after.clone()
         }
@@ -334,15 +334,15 @@ mod tests {
     use super::*;
 
     /// What a healthy node shows.
-    fn healthy() -> Surroundings {
-        Surroundings {
+    fn healthy() -> HostFacts {
+        HostFacts {
             forwarding: [Some(true), Some(false)],
             conntrack: Some((100, 1_000)),
-            ..Surroundings::default()
+            ..HostFacts::default()
         }
     }
 
-    fn codes(seen: &Surroundings, served: [bool; 2]) -> Vec<Reason> {
+    fn codes(seen: &HostFacts, served: [bool; 2]) -> Vec<Reason> {
         let settings = NodeSettings {
             cluster_cidrs: vec!["10.244.0.0/16".parse().unwrap()],
             ..NodeSettings::default()
@@ -362,56 +362,56 @@ mod tests {
     fn a_healthy_node_has_none_and_a_family_that_is_not_served_does_not_count() {
         assert_eq!(codes(&healthy(), [true, false]), []);
         assert_eq!(codes(&healthy(), [true, true]), [Reason::ForwardingOff]);
-        assert_eq!(codes(&Surroundings::default(), [true, true]), []);
+        assert_eq!(codes(&HostFacts::default(), [true, true]), []);
     }
 
     #[test]
     fn each_obstacle_is_named() {
         let cases = [
             (
-                Surroundings {
+                HostFacts {
                     forwarding: [Some(false), None],
                     ..healthy()
                 },
                 Reason::ForwardingOff,
             ),
             (
-                Surroundings {
+                HostFacts {
                     dropping: [vec!["ip filter FORWARD".to_owned()], vec![]],
                     ..healthy()
                 },
                 Reason::ForwardPolicyDrop,
             ),
             (
-                Surroundings {
+                HostFacts {
                     kube_proxy: vec!["table ip kube-proxy".to_owned()],
                     ..healthy()
                 },
                 Reason::OtherProxyRules,
             ),
             (
-                Surroundings {
+                HostFacts {
                     firewalld: true,
                     ..healthy()
                 },
                 Reason::Firewalld,
             ),
             (
-                Surroundings {
+                HostFacts {
                     strict_reverse_path: true,
                     ..healthy()
                 },
                 Reason::ReversePathFilter,
             ),
             (
-                Surroundings {
+                HostFacts {
                     bridges_pass_by: [true, false],
                     ..healthy()
                 },
                 Reason::BridgeNetfilterOff,
             ),
             (
-                Surroundings {
+                HostFacts {
                     conntrack: Some((900, 1_000)),
                     ..healthy()
                 },
@@ -428,7 +428,7 @@ mod tests {
     fn a_chain_that_accepts_nothing_is_an_error() {
         let mut seen = healthy();
         seen.dropping[0].push("ip filter FORWARD".to_owned());
-        let found = |seen: &Surroundings| {
+        let found = |seen: &HostFacts| {
             let found = dropping(seen, Family::V4).unwrap();
             (found.severity, found.fix)
         };
@@ -465,11 +465,11 @@ mod tests {
 
     #[test]
     fn connections_that_come_and_go_are_no_news() {
-        let more = Surroundings {
+        let more = HostFacts {
             conntrack: Some((200, 1_000)),
             ..healthy()
         };
-        let full = Surroundings {
+        let full = HostFacts {
             conntrack: Some((950, 1_000)),
             ..healthy()
         };
