@@ -20,8 +20,8 @@ mod live;
 mod lost;
 mod older;
 mod replicas;
+mod report_pacing;
 mod spread;
-mod telling;
 mod transport;
 mod waiting;
 

@@ -18,7 +18,7 @@ use tonic::Status;
 
 use super::departing::Departing;
 use super::replicas::CUT_OFF;
-use super::telling::Telling;
+use super::report_pacing::ReportPacing;
 use super::transport::Presented;
 use super::waiting::{UpdateResult, Waiting};
 use super::{LastingState, Link, Lost, Notice, answers};
@@ -71,7 +71,7 @@ pub(super) struct Live {
     /// The last ping, until it is answered.
     asked: Option<(u64, Instant)>,
     due: Due,
-    telling: Telling,
+    report_pacing: ReportPacing,
 }
 
 /// The messages to send as soon as there is room: the latest of each kind.
@@ -146,7 +146,7 @@ impl Live {
                 report: true,
                 ..Due::default()
             },
-            telling: Telling::default(),
+            report_pacing: ReportPacing::default(),
         }
     }
 
@@ -194,7 +194,7 @@ impl Live {
             }
             Event::Silent => return Err(Lost::Silent(SILENCE)),
             Event::Reported(Ok(())) => {
-                self.due.report |= self.telling.hear(&self.reports.borrow_and_update());
+                self.due.report |= self.report_pacing.hear(&self.reports.borrow_and_update());
             }
             Event::BeatDue => self.due.beat = true,
             Event::ReportDue => self.due.report = true,
@@ -229,7 +229,7 @@ impl Live {
                 None => std::future::pending().await,
             }
         };
-        let report_at = self.telling.due();
+        let report_at = self.report_pacing.due();
         let report_due = async {
             match report_at {
                 Some(at) => sleep_until(at).await,
@@ -308,7 +308,7 @@ impl Live {
         shared.named = std::mem::take(&mut heartbeat.replicas);
         let age = Duration::from_millis(heartbeat.upstream_age_ms);
         tracing::trace!(revision = heartbeat.revision, ?age, "heartbeat");
-        self.telling.spread_over(heartbeat.report_within_ms);
+        self.report_pacing.spread_over(heartbeat.report_within_ms);
         self.collector.hear(&heartbeat.freshness);
         if let Some(lag) = lag(&self.collector, &self.reports.borrow()) {
             let in_touch = age < CUT_OFF;
@@ -330,7 +330,7 @@ impl Live {
     /// Hands a complete update to the engine, and reports that it arrived.
     fn hand_over(&mut self, update: Update) {
         self.received = Some(update.position);
-        self.due.report |= self.telling.progress();
+        self.due.report |= self.report_pacing.progress();
         self.waiting.push(update);
     }
 
@@ -393,7 +393,7 @@ impl Live {
         let mut report = {
             let latest = self.reports.borrow_and_update();
             let mut report = latest.to_wire();
-            report.steps = self.telling.tell(&latest);
+            report.steps = self.report_pacing.tell(&latest);
             self.servers_told.clone_from(&latest.servers);
             report.triggers_programmed = latest.triggers_after(self.epoch, shared.triggers_told);
             let newest = latest.triggers.back().map_or(0, |newest| newest.number);

@@ -284,9 +284,9 @@ async fn an_agent_that_holds_nothing_has_no_digests() {
 }
 
 /// A backend that answers questions about Services.
-struct Telling;
+struct ReportPacing;
 
-impl Side for Telling {
+impl Side for ReportPacing {
     fn apply(&mut self, _: Change<'_>) -> Result<Applied, ApplyError> {
         Ok(Applied::default())
     }
@@ -305,11 +305,11 @@ impl Side for Telling {
 
 #[tokio::test(start_paused = true)]
 async fn a_question_about_a_service_is_answered_with_its_token() {
-    let telling = |family| match family {
-        Family::V4 => Box::new(Telling) as Box<dyn Side>,
+    let report_pacing = |family| match family {
+        Family::V4 => Box::new(ReportPacing) as Box<dyn Side>,
         Family::V6 => Box::new(Noop::default()),
     };
-    let mut rig = Rig::with(local(noop::open_with(telling)), 0);
+    let mut rig = Rig::with(local(noop::open_with(report_pacing)), 0);
     let mut server = rig.synced(&mut Plane::new([svc("a", &[])])).await;
     for token in [7, 8] {
         server.say(server_message::Kind::Inspect(pb::Inspect {

@@ -20,25 +20,25 @@ const MAX_WITHIN: Duration = Duration::from_secs(5);
 const MAX_STEPS: usize = 64;
 
 #[derive(Debug, Default)]
-pub(super) struct Telling {
+pub(super) struct ReportPacing {
     /// The time over which reports of progress are spread; zero = they are sent at once.
     within: Duration,
     /// The last report that was sent.
-    told: Option<Report>,
-    told_at: Option<Instant>,
+    sent: Option<Report>,
+    sent_at: Option<Instant>,
     due: Option<Instant>,
     /// The positions that the kernel has reached since the last report, oldest first.
     steps: VecDeque<(Position, Instant)>,
 }
 
-impl Telling {
+impl ReportPacing {
     /// Sets the time over which reports of progress are spread.
     pub(super) fn spread_over(&mut self, within_ms: u32) {
         self.within = Duration::from_millis(within_ms.into()).min(MAX_WITHIN);
     }
 
     /// Takes notice of the engine's latest report; returns whether to send it at once.
-    pub(super) fn hear(&mut self, latest: &Report) -> bool {
+    pub(super) fn observe(&mut self, latest: &Report) -> bool {
         if let Some(applied) = latest.applied
             && self.reached() != Some(applied)
         {
@@ -47,8 +47,8 @@ impl Telling {
             }
             self.steps.push_back((applied, Instant::now()));
         }
-        let told = self.told.as_ref();
-        told.is_none_or(|told| is_urgent(told, latest)) || self.progress()
+        let sent = self.sent.as_ref();
+        sent.is_none_or(|sent| is_urgent(sent, latest)) || self.progress()
     }
 
     /// Takes notice of progress; returns whether to report it at once.
@@ -57,7 +57,7 @@ impl Telling {
             return true;
         }
         let now = Instant::now();
-        let after_last = self.told_at.map_or(now, |at| at + self.within);
+        let after_last = self.sent_at.map_or(now, |at| at + self.within);
         let spread = now + rand::random_range(Duration::ZERO..=self.within);
         self.due.get_or_insert(spread.max(after_last));
         false
@@ -69,8 +69,8 @@ impl Telling {
     }
 
     /// Notes that a report is being sent; returns the steps of its epoch that took place some time ago.
-    pub(super) fn tell(&mut self, latest: &Report) -> Vec<pb::Step> {
-        self.hear(latest);
+    pub(super) fn send(&mut self, latest: &Report) -> Vec<pb::Step> {
+        self.observe(latest);
         let now = Instant::now();
         let epoch = latest.held.map(|held| held.epoch);
         let steps = self.steps.drain(..);
@@ -80,32 +80,32 @@ impl Telling {
             ago_us: micros(now.saturating_duration_since(since)),
         });
         let steps = steps.collect();
-        (self.due, self.told_at) = (None, Some(now));
-        self.told = Some(latest.clone());
+        (self.due, self.sent_at) = (None, Some(now));
+        self.sent = Some(latest.clone());
         steps
     }
 
     /// Returns the last position that the kernel is known to have reached.
     fn reached(&self) -> Option<Position> {
-        let told = self.told.as_ref().and_then(|told| told.applied);
-        self.steps.back().map_or(told, |(at, _)| Some(*at))
+        let sent = self.sent.as_ref().and_then(|sent| sent.applied);
+        self.steps.back().map_or(sent, |(at, _)| Some(*at))
     }
 }
 
 /// Returns whether a report contains more than progress.
-fn is_urgent(told: &Report, latest: &Report) -> bool {
+fn is_urgent(sent: &Report, latest: &Report) -> bool {
     let epoch = |at: Option<Position>| at.map(|at| at.epoch);
-    let went_back = match (told.applied, latest.applied) {
+    let went_back = match (sent.applied, latest.applied) {
         (Some(before), Some(now)) => now.revision < before.revision,
         (before, _) => before.is_some(),
     };
-    let families = || told.families.iter().zip(&latest.families);
+    let families = || sent.families.iter().zip(&latest.families);
     went_back
-        || epoch(told.held) != epoch(latest.held)
-        || told.failures != latest.failures
-        || told.keeps != latest.keeps
-        || told.partial != latest.partial
-        || families().any(|(told, now)| told.error != now.error || told.repairs != now.repairs)
+        || epoch(sent.held) != epoch(latest.held)
+        || sent.failures != latest.failures
+        || sent.keeps != latest.keeps
+        || sent.partial != latest.partial
+        || families().any(|(sent, now)| sent.error != now.error || sent.repairs != now.repairs)
 }
 
 #[cfg(test)]
