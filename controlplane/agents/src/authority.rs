@@ -6,12 +6,12 @@
 //! ConfigMap kplane-replicas    addresses: where agents find the replicas (announce.rs)
 //! ```
 //!
-//! Replicas need no leader: each looks once a minute, decides by the pure `papers.rs` alone, and writes with the version
+//! Replicas need no leader: each looks once a minute, decides by the pure `certificates.rs` alone, and writes with the version
 //! that it read. Of two that write, one gets a conflict and reads again.
 
 mod announce;
 mod config_map;
-mod papers;
+mod certificates;
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
@@ -31,7 +31,7 @@ use tracing::{info, warn};
 
 use self::announce::AddressWriter;
 use self::config_map::publish;
-use self::papers::{Data, Papers};
+use self::certificates::{Data, Certificates};
 use crate::peers::Listed;
 
 /// Name of the control plane's Service.
@@ -84,10 +84,10 @@ enum AuthorityError {
     Use(#[from] FileError),
 }
 
-/// The papers and the authorities of clients, which serving needs.
+/// The certificates and the authorities of clients, which serving needs.
 #[derive(PartialEq, Eq)]
 struct Serving {
-    papers: Papers,
+    certificates: Certificates,
     clients: String,
 }
 
@@ -183,32 +183,32 @@ impl Authority {
 
     /// Reads everything once; makes and renews what has to be.
     async fn look(&self) -> Result<Serving, AuthorityError> {
-        let papers = self.papers().await?;
-        self.publish_bundle(&papers.bundle()).await?;
+        let certificates = self.certificates().await?;
+        self.publish_bundle(&certificates.bundle()).await?;
         let clients = self.clients().await?;
-        Ok(Serving { papers, clients })
+        Ok(Serving { certificates, clients })
     }
 
     /// Returns the configurations of the ports, and of connections to other replicas, and the end of their certificate.
     fn configs(&self, serving: &Serving) -> Result<Configs, AuthorityError> {
         // Only replicas can have a certificate of their own authority as clients.
-        let bundle = serving.papers.bundle();
+        let bundle = serving.certificates.bundle();
         let pems = ServerPems {
             place: format!("Secret {}/{SECRET}", self.namespace).into(),
-            chain: serving.papers.server.certificate.clone().into_bytes(),
-            key: serving.papers.server.key.clone().into_bytes(),
+            chain: serving.certificates.server.certificate.clone().into_bytes(),
+            key: serving.certificates.server.key.clone().into_bytes(),
             client_authorities: format!("{}\n{bundle}", serving.clients).into_bytes(),
         };
         let trusted = Authorities::of_text(bundle, pems.place.clone());
         Ok((pems.load()?, pems.load_client(&trusted)?, pems.ends_at()))
     }
 
-    async fn papers(&self) -> Result<Papers, AuthorityError> {
+    async fn certificates(&self) -> Result<Certificates, AuthorityError> {
         let now = SystemTime::now();
         let secrets: kube::Api<Secret> = kube::Api::namespaced(self.api.client(), &self.namespace);
         loop {
             let Some(secret) = self.ask("get", "secrets", secrets.get_opt(SECRET)).await? else {
-                let made = Papers::new(&self.names, now)?;
+                let made = Certificates::new(&self.names, now)?;
                 let secret = self.secret(&made, None);
                 let params = PostParams::default();
                 match self
@@ -232,11 +232,11 @@ impl Authority {
                 .into_iter()
                 .map(|(key, bytes)| (key, bytes.0))
                 .collect();
-            let papers = Papers::read(&data).ok_or_else(|| AuthorityError::Foreign {
+            let certificates = Certificates::read(&data).ok_or_else(|| AuthorityError::Foreign {
                 namespace: self.namespace.clone(),
             })?;
-            let Some(renewed) = papers.renewed(&self.names, now)? else {
-                return Ok(papers);
+            let Some(renewed) = certificates.renewed(&self.names, now)? else {
+                return Ok(certificates);
             };
             let secret = self.secret(&renewed, secret.metadata.resource_version);
             let params = PostParams::default();
@@ -259,8 +259,8 @@ impl Authority {
         }
     }
 
-    fn secret(&self, papers: &Papers, version: Option<String>) -> Secret {
-        let data = papers.write().into_iter();
+    fn secret(&self, certificates: &Certificates, version: Option<String>) -> Secret {
+        let data = certificates.write().into_iter();
         Secret {
             metadata: metadata(&self.namespace, SECRET, version),
             data: Some(data.map(|(key, bytes)| (key, ByteString(bytes))).collect()),

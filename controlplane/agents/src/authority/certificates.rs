@@ -32,7 +32,7 @@ pub(super) type Data = BTreeMap<String, Vec<u8>>;
 
 /// The certificates and keys.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Papers {
+pub(super) struct Certificates {
     signer: Pair,
     /// The next signer, which is published already.
     successor: Option<Pair>,
@@ -41,7 +41,7 @@ pub(super) struct Papers {
     pub(super) server: Pair,
 }
 
-impl Papers {
+impl Certificates {
     /// Makes an authority and a certificate for names.
     pub(super) fn new(names: &[String], now: SystemTime) -> Result<Self, rcgen::Error> {
         let signer = Pair::authority(now)?;
@@ -108,7 +108,7 @@ impl Papers {
         all.into_iter().flatten().collect()
     }
 
-    /// Returns the papers that must take the place of these; `None` while these are good. One step at a time.
+    /// Returns the certificates that must take the place of these; `None` while these are good. One step at a time.
     pub(super) fn renewed(
         &self,
         names: &[String],
@@ -182,44 +182,44 @@ mod tests {
     }
 
     /// Lives through `years`, looking every ten days; returns each change with its day.
-    fn live(papers: &mut Papers, start: SystemTime, years: u64) -> Vec<(u64, Papers)> {
+    fn live(certificates: &mut Certificates, start: SystemTime, years: u64) -> Vec<(u64, Certificates)> {
         let mut changes = Vec::new();
         for day in (0..years * 365).step_by(10) {
             let now = start + Duration::from_secs(day * DAY);
-            while let Some(next) = papers.renewed(&names(), now).unwrap() {
+            while let Some(next) = certificates.renewed(&names(), now).unwrap() {
                 changes.push((day, next.clone()));
-                *papers = next;
+                *certificates = next;
             }
-            assert!(end(&papers.server.certificate).unwrap() > now, "day {day}");
-            assert!(end(&papers.signer.certificate).unwrap() > now, "day {day}");
+            assert!(end(&certificates.server.certificate).unwrap() > now, "day {day}");
+            assert!(end(&certificates.signer.certificate).unwrap() > now, "day {day}");
         }
         changes
     }
 
     #[test]
     fn papers_survive_the_secret() {
-        let papers = Papers::new(&names(), SystemTime::now()).unwrap();
-        let data = papers.write();
-        assert_eq!(Papers::read(&data).as_ref(), Some(&papers));
+        let certificates = Certificates::new(&names(), SystemTime::now()).unwrap();
+        let data = certificates.write();
+        assert_eq!(Certificates::read(&data).as_ref(), Some(&certificates));
         for key in data.keys() {
             let mut less = data.clone();
             less.remove(key);
-            assert_eq!(Papers::read(&less), None, "{key}");
+            assert_eq!(Certificates::read(&less), None, "{key}");
             less.insert(key.clone(), b"nonsense".to_vec());
-            assert_eq!(Papers::read(&less), None, "{key}");
+            assert_eq!(Certificates::read(&less), None, "{key}");
         }
-        assert!(!format!("{papers:?}").contains("PRIVATE"));
+        assert!(!format!("{certificates:?}").contains("PRIVATE"));
     }
 
     #[test]
     fn a_certificate_that_proves_no_replica_is_replaced() {
         let (names, now) = (names(), SystemTime::now());
-        let papers = Papers::new(&names, now).unwrap();
-        assert_eq!(papers.renewed(&names, now).unwrap(), None);
+        let certificates = Certificates::new(&names, now).unwrap();
+        assert_eq!(certificates.renewed(&names, now).unwrap(), None);
         // As earlier versions made it.
         let params = rcgen::CertificateParams::new(names.clone()).unwrap();
-        let server = issue(&papers.signer.issuer().unwrap(), params, now, SERVING).unwrap();
-        let earlier = Papers { server, ..papers };
+        let server = issue(&certificates.signer.issuer().unwrap(), params, now, SERVING).unwrap();
+        let earlier = Certificates { server, ..certificates };
         let renewed = earlier.renewed(&names, now).unwrap().unwrap();
         assert!(is_of_replica(&renewed.server.certificate));
         assert_eq!(renewed.signer, earlier.signer);
@@ -229,20 +229,20 @@ mod tests {
     #[test]
     fn no_client_meets_an_authority_that_it_does_not_know() {
         let start = SystemTime::now();
-        let mut papers = Papers::new(&names(), start).unwrap();
-        let mut bundle = papers.bundle();
+        let mut certificates = Certificates::new(&names(), start).unwrap();
+        let mut bundle = certificates.bundle();
         let mut since = 0;
-        let changes = live(&mut papers, start, 30);
-        for (day, papers) in changes {
+        let changes = live(&mut certificates, start, 30);
+        for (day, certificates) in changes {
             // A client that read the bundle a day ago knows the present signer.
             if day > since {
-                assert!(bundle.contains(&papers.signer.certificate), "day {day}");
+                assert!(bundle.contains(&certificates.signer.certificate), "day {day}");
             }
-            if papers.bundle() != bundle {
-                (bundle, since) = (papers.bundle(), day);
+            if certificates.bundle() != bundle {
+                (bundle, since) = (certificates.bundle(), day);
             }
         }
-        let authorities = papers.bundle().matches("BEGIN CERTIFICATE").count();
+        let authorities = certificates.bundle().matches("BEGIN CERTIFICATE").count();
         assert!(authorities <= 2, "{authorities}");
     }
 }
