@@ -7,12 +7,12 @@ pub(crate) mod dns;
 pub(crate) mod external;
 pub(crate) mod fleet;
 mod hooks;
+mod host_checks;
 mod listed;
 pub(crate) mod neighbours;
 pub(crate) mod nodes;
 mod policies;
 pub(crate) mod ranges;
-mod host_checks;
 pub(crate) mod updates;
 
 use kplane_proto::v1::{self as pb, NodeState};

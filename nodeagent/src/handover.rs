@@ -110,7 +110,7 @@ impl Handover {
     /// mistake then. Safe to cancel.
     pub(crate) async fn successor(&mut self, proxy: &ProxyHandle) -> Successor {
         loop {
-            let successor = self.successor().await;
+            let successor = self.next_successor().await;
             if proxy.get().is_some() {
                 return successor;
             }
@@ -119,7 +119,7 @@ impl Handover {
         }
     }
 
-    async fn successor(&mut self) -> Successor {
+    async fn next_successor(&mut self) -> Successor {
         let successor = match &mut self.successors {
             Some(successors) => successors.recv().await,
             None => None,
@@ -163,7 +163,7 @@ impl Handover {
         while open() > 0 && Instant::now() < deadline {
             tokio::select! {
                 () = sleep(PAUSE) => {}
-                successor = self.successor() => match give(Some(proxy.clone()), successor).await {
+                successor = self.next_successor() => match give(Some(proxy.clone()), successor).await {
                     None => return,
                     Some(bundle) => proxy.take_back(bundle),
                 }

@@ -6,8 +6,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use kplane_model::nodes_agree;
 use kplane_proto::v1::{self as pb, NodeState};
 
-use super::policies::policies;
 use super::host_checks::host_checks;
+use super::policies::policies;
 use super::{Finding, connected, names};
 
 /// Time since the last contact with the origin of its data after which a control plane's data counts as old, in

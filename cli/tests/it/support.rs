@@ -435,7 +435,7 @@ pub(crate) fn nobody() -> SocketAddr {
     listener.local_addr().unwrap()
 }
 
-/// The binary, without the host' say in how it looks.
+/// The binary, without the terminal's say in how it looks.
 pub(crate) fn kpctl(server: SocketAddr, args: &[&str]) -> Command {
     program(Path::new(env!("CARGO_BIN_EXE_kpctl")), server, args)
 }

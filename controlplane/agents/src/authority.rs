@@ -10,8 +10,8 @@
 //! that it read. Of two that write, one gets a conflict and reads again.
 
 mod announce;
-mod config_map;
 mod certificates;
+mod config_map;
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
@@ -30,8 +30,8 @@ use tokio::time::sleep;
 use tracing::{info, warn};
 
 use self::announce::AddressWriter;
+use self::certificates::{Certificates, Data};
 use self::config_map::publish;
-use self::certificates::{Data, Certificates};
 use crate::peers::Listed;
 
 /// Name of the control plane's Service.
@@ -186,7 +186,10 @@ impl Authority {
         let certificates = self.certificates().await?;
         self.publish_bundle(&certificates.bundle()).await?;
         let clients = self.clients().await?;
-        Ok(Serving { certificates, clients })
+        Ok(Serving {
+            certificates,
+            clients,
+        })
     }
 
     /// Returns the configurations of the ports, and of connections to other replicas, and the end of their certificate.
@@ -232,9 +235,10 @@ impl Authority {
                 .into_iter()
                 .map(|(key, bytes)| (key, bytes.0))
                 .collect();
-            let certificates = Certificates::read(&data).ok_or_else(|| AuthorityError::Foreign {
-                namespace: self.namespace.clone(),
-            })?;
+            let certificates =
+                Certificates::read(&data).ok_or_else(|| AuthorityError::Foreign {
+                    namespace: self.namespace.clone(),
+                })?;
             let Some(renewed) = certificates.renewed(&self.names, now)? else {
                 return Ok(certificates);
             };

@@ -22,8 +22,8 @@ use clap::Subcommand;
 use kplane_tls::Subject;
 use rcgen::{CertificateParams, DnType, ExtendedKeyUsagePurpose, Issuer, KeyPair};
 
+use crate::cert_issuer::{self, DAY, Pair};
 use crate::identity::ADMINS;
-use crate::issue::{self, DAY, Pair};
 
 /// Lifetime of all other certificates.
 const CERTIFICATE: Duration = Duration::from_secs(365 * DAY);
@@ -137,7 +137,7 @@ fn init(dir: &Path, hosts: &[String]) -> Result<Vec<PathBuf>, CertsError> {
     let authority = authority(dir)?;
     let names = ["localhost", "127.0.0.1", "::1"].map(str::to_owned);
     let names: Vec<String> = names.into_iter().chain(hosts.iter().cloned()).collect();
-    let params = issue::control_plane(&names).map_err(make("of the control plane"))?;
+    let params = cert_issuer::control_plane(&names).map_err(make("of the control plane"))?;
     written.extend(issue(dir, "server", params, &authority)?);
     Ok(written)
 }
@@ -178,7 +178,7 @@ fn issue(
     params: CertificateParams,
     authority: &Issuer<'_, KeyPair>,
 ) -> Result<[PathBuf; 2], CertsError> {
-    let made = issue::issue(authority, params, SystemTime::now(), CERTIFICATE);
+    let made = cert_issuer::issue(authority, params, SystemTime::now(), CERTIFICATE);
     save(dir, name, &made.map_err(make(name))?)
 }
 

@@ -13,6 +13,7 @@
 //! Nothing here answers people.
 
 pub mod authority;
+mod cert_issuer;
 pub mod certs;
 pub mod connection_limits;
 pub mod departures;
@@ -22,7 +23,6 @@ pub mod fleet;
 pub mod hub;
 pub mod identity;
 pub mod inquiry;
-mod issue;
 pub mod neighbours;
 pub mod orders;
 mod panicked;

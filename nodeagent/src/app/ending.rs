@@ -5,12 +5,12 @@ use std::sync::Arc;
 use kplane_dataplane::backend::Proxy;
 
 use super::{Ended, TaskError};
-use crate::handover::{Caller, Handover};
+use crate::handover::{Handover, Successor};
 
 /// The reason why an agent ends.
 pub(super) enum Cause {
     Shutdown,
-    Successor(Caller),
+    Successor(Successor),
     Failure(Option<Result<Result<(), TaskError>, tokio::task::JoinError>>),
 }
 

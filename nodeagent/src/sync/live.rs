@@ -194,7 +194,9 @@ impl Live {
             }
             Event::Silent => return Err(Lost::Silent(SILENCE)),
             Event::Reported(Ok(())) => {
-                self.due.report |= self.report_pacing.hear(&self.reports.borrow_and_update());
+                self.due.report |= self
+                    .report_pacing
+                    .observe(&self.reports.borrow_and_update());
             }
             Event::BeatDue => self.due.beat = true,
             Event::ReportDue => self.due.report = true,
@@ -393,7 +395,7 @@ impl Live {
         let mut report = {
             let latest = self.reports.borrow_and_update();
             let mut report = latest.to_wire();
-            report.steps = self.report_pacing.tell(&latest);
+            report.steps = self.report_pacing.send(&latest);
             self.servers_told.clone_from(&latest.servers);
             report.triggers_programmed = latest.triggers_after(self.epoch, shared.triggers_told);
             let newest = latest.triggers.back().map_or(0, |newest| newest.number);

@@ -9,8 +9,8 @@ use std::time::{Duration, SystemTime};
 use kplane_tls::{Subject, ends_at};
 use rcgen::KeyPair;
 
+use crate::cert_issuer::{AUTHORITY, DAY, Pair, control_plane, issue};
 use crate::identity::REPLICAS;
-use crate::issue::{AUTHORITY, DAY, Pair, control_plane, issue};
 
 /// Time before its end at which an authority gets a successor.
 const SUCCESSION: Duration = Duration::from_secs(730 * DAY);
@@ -182,7 +182,11 @@ mod tests {
     }
 
     /// Lives through `years`, looking every ten days; returns each change with its day.
-    fn live(certificates: &mut Certificates, start: SystemTime, years: u64) -> Vec<(u64, Certificates)> {
+    fn live(
+        certificates: &mut Certificates,
+        start: SystemTime,
+        years: u64,
+    ) -> Vec<(u64, Certificates)> {
         let mut changes = Vec::new();
         for day in (0..years * 365).step_by(10) {
             let now = start + Duration::from_secs(day * DAY);
@@ -190,8 +194,14 @@ mod tests {
                 changes.push((day, next.clone()));
                 *certificates = next;
             }
-            assert!(end(&certificates.server.certificate).unwrap() > now, "day {day}");
-            assert!(end(&certificates.signer.certificate).unwrap() > now, "day {day}");
+            assert!(
+                end(&certificates.server.certificate).unwrap() > now,
+                "day {day}"
+            );
+            assert!(
+                end(&certificates.signer.certificate).unwrap() > now,
+                "day {day}"
+            );
         }
         changes
     }
@@ -219,7 +229,10 @@ mod tests {
         // As earlier versions made it.
         let params = rcgen::CertificateParams::new(names.clone()).unwrap();
         let server = issue(&certificates.signer.issuer().unwrap(), params, now, SERVING).unwrap();
-        let earlier = Certificates { server, ..certificates };
+        let earlier = Certificates {
+            server,
+            ..certificates
+        };
         let renewed = earlier.renewed(&names, now).unwrap().unwrap();
         assert!(is_of_replica(&renewed.server.certificate));
         assert_eq!(renewed.signer, earlier.signer);
@@ -236,7 +249,10 @@ mod tests {
         for (day, certificates) in changes {
             // A client that read the bundle a day ago knows the present signer.
             if day > since {
-                assert!(bundle.contains(&certificates.signer.certificate), "day {day}");
+                assert!(
+                    bundle.contains(&certificates.signer.certificate),
+                    "day {day}"
+                );
             }
             if certificates.bundle() != bundle {
                 (bundle, since) = (certificates.bundle(), day);

@@ -41,9 +41,9 @@ fn copy_program(from: &Path, to: &Path) {
 }
 
 /// A process called kube-proxy, which does nothing.
-pub(crate) struct Rival(Process);
+pub(crate) struct CompetingProxy(Process);
 
-impl Rival {
+impl CompetingProxy {
     pub(crate) fn start(folder: &Path) -> Self {
         let program = folder.join("kube-proxy");
         copy_program(Path::new("/bin/sleep"), &program);
@@ -96,7 +96,7 @@ fn i4_a_kube_proxy_that_still_runs_keeps_its_rules() {
         let folder = TempDir::new().unwrap();
         fs::write(folder.path().join("web.yaml"), SERVICE).unwrap();
         let programs = TempDir::new().unwrap();
-        let rival = Rival::start(programs.path());
+        let competing_proxy = CompetingProxy::start(programs.path());
         let mut agent = Agent::start(folder.path());
         let lines = agent.until(
             "kube-proxy also runs on this node and may serve what the agent refuses; stop \
@@ -105,12 +105,12 @@ fn i4_a_kube_proxy_that_still_runs_keeps_its_rules() {
         let warning = lines.last().unwrap();
         assert_eq!(warning["level"], "WARN");
         let evidence = warning["fields"]["evidence"].to_string();
-        let process = format!("process {} is a kube-proxy", rival.pid());
+        let process = format!("process {} is a kube-proxy", competing_proxy.pid());
         assert!(evidence.contains(&process), "{evidence}");
         assert!(!has(&lines, "removed what kube-proxy left"), "{lines:#?}");
         assert!(nft(&["list", "tables"], "").contains("table ip kube-proxy"));
 
-        drop(rival);
+        drop(competing_proxy);
         let lines = agent.until("removed what kube-proxy left");
         assert!(has(&lines, "kube-proxy no longer runs on this node"));
         let tables = nft(&["list", "tables"], "");
@@ -318,9 +318,9 @@ fn i4_a_check_before_the_start_names_old_rules() {
             "{details}"
         );
         let folder = TempDir::new().unwrap();
-        let rival = Rival::start(folder.path());
+        let competing_proxy = CompetingProxy::start(folder.path());
         assert_eq!(found(check()).0, "Ok");
-        drop(rival);
+        drop(competing_proxy);
         let legacy = Command::new("iptables-legacy")
             .args(["-t", "nat", "-N", "KUBE-SERVICES"])
             .status();
