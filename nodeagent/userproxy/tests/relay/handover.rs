@@ -7,7 +7,7 @@ use std::path::Path;
 use std::sync::mpsc;
 
 use kplane_model::Protocol;
-use kplane_userproxy::{Bundle, Door, HandoverError, Options, Visitor, ask};
+use kplane_userproxy::{Bundle, HandoverError, HandoverListener, Options, Successor, ask};
 use socket2::{Domain, SockAddr, SockRef, Socket, Type};
 
 use crate::datagrams;
@@ -22,10 +22,10 @@ const ROOM: usize = 1024 * 1024;
 const MUCH: usize = 48 * 1024 * 1024;
 
 /// Waits for a successor.
-fn visitor(door: &Door) -> Result<Visitor, HandoverError> {
+fn successor(listener: &HandoverListener) -> Result<Successor, HandoverError> {
     let mut found = None;
     eventually("a successor asks", || {
-        found = door.accept().transpose();
+        found = listener.accept().transpose();
         found.is_some()
     });
     found.unwrap()
@@ -35,10 +35,10 @@ fn visitor(door: &Door) -> Result<Visitor, HandoverError> {
 fn over_a_socket(bundle: Bundle) -> Bundle {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("proxy.sock");
-    let door = Door::open(&path).unwrap();
+    let listener = HandoverListener::open(&path).unwrap();
     let successor = std::thread::spawn(move || ask(&path));
     let before = bundle.counts();
-    visitor(&door).unwrap().give(bundle).unwrap();
+    successor(&listener).unwrap().give(bundle).unwrap();
     let bundle = successor.join().unwrap().unwrap().unwrap();
     assert_eq!(bundle.counts(), before);
     bundle
@@ -226,11 +226,11 @@ fn u57_a_successor_that_dies_leaves_everything_to_the_predecessor() {
     let served = served.succeeded_by(|bundle| {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("proxy.sock");
-        let door = Door::open(&path).unwrap();
+        let listener = HandoverListener::open(&path).unwrap();
         let successor = dying_successor(&path, 1);
-        let visitor = visitor(&door).unwrap();
+        let successor = successor(&listener).unwrap();
         drop(successor);
-        let (bundle, error) = visitor.give(bundle).unwrap_err();
+        let (bundle, error) = successor.give(bundle).unwrap_err();
         assert!(matches!(error, HandoverError::Io(_)), "{error}");
         bundle
     });
@@ -244,9 +244,9 @@ fn u57_a_successor_that_dies_leaves_everything_to_the_predecessor() {
 fn u57_another_version_gets_a_refusal_with_its_reason() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("proxy.sock");
-    let door = Door::open(&path).unwrap();
+    let listener = HandoverListener::open(&path).unwrap();
     let mut successor = dying_successor(&path, 99);
-    let error = visitor(&door).unwrap_err();
+    let error = successor(&listener).unwrap_err();
     assert!(matches!(error, HandoverError::Refused(_)), "{error}");
     let mut answer = vec![0; 256];
     let count = successor.read(&mut answer).unwrap();
@@ -260,7 +260,7 @@ fn u57_nobody_at_the_socket_is_no_error() {
     let path = folder.path().join("proxy.sock");
     assert!(ask(&path).unwrap().is_none());
     // A process that was killed leaves its socket behind.
-    drop(Door::open(&path).unwrap());
+    drop(HandoverListener::open(&path).unwrap());
     assert!(ask(&path).unwrap().is_none());
-    Door::open(&path).unwrap();
+    HandoverListener::open(&path).unwrap();
 }
