@@ -42,7 +42,7 @@ const NFTA_RULE_CHAIN: u16 = 2;
 
 /// What others do to our table.
 #[derive(Clone, Copy, Debug)]
-enum Meddling {
+enum Drift {
     Element,
     Chain,
     Table,
@@ -61,9 +61,9 @@ pub(crate) fn main() {
     );
     for services in [1_000, 10_000] {
         let bench = runtime.block_on(Bench::new(services));
-        for meddling in [Meddling::Element, Meddling::Chain, Meddling::Table] {
-            let took = bench.meddle(meddling);
-            let name = format!("{meddling:?}").to_lowercase();
+        for drift in [Drift::Element, Drift::Chain, Drift::Table] {
+            let took = bench.meddle(drift);
+            let name = format!("{drift:?}").to_lowercase();
             println!("{services:>8} {name:>8} | {}", percentiles(&took));
         }
     }
@@ -125,14 +125,14 @@ impl Bench {
     }
 
     /// How long each time takes until the engine has committed, sorted.
-    fn meddle(&self, meddling: Meddling) -> Vec<Duration> {
+    fn meddle(&self, drift: Drift) -> Vec<Duration> {
         let _inside = self.ns.enter().unwrap();
         let mut socket = NfSocket::open().unwrap();
         let mut monitor = Monitor::open(socket.port().unwrap()).unwrap();
         let mut took = Vec::with_capacity(ROUNDS);
         for round in 0..u32::try_from(ROUNDS).unwrap() {
             monitor.drain(|_| {});
-            let batch = meddling.batch(round * 37 % self.workload.services);
+            let batch = drift.batch(round * 37 % self.workload.services);
             let started = Instant::now();
             socket.commit(batch.seal(None)).unwrap();
             let mut commits = 0;
@@ -140,7 +140,7 @@ impl Bench {
                 monitor.drain(|message| commits += u32::from(Generation::of(message).is_some()));
                 assert!(
                     started.elapsed() < DEADLINE,
-                    "{meddling:?} is not put right"
+                    "{drift:?} is not put right"
                 );
             }
             took.push(started.elapsed());
@@ -168,7 +168,7 @@ impl Bench {
     }
 }
 
-impl Meddling {
+impl Drift {
     fn batch(self, service: u32) -> Batch {
         let mut batch = Batch::new();
         match self {

@@ -246,7 +246,7 @@ pub trait Side: Send {
     ///
     /// # Errors
     /// As [`Side::verify`].
-    fn mend(&mut self) -> Result<Verification, ApplyError> {
+    fn repair(&mut self) -> Result<Verification, ApplyError> {
         self.verify()
     }
 
@@ -280,7 +280,7 @@ pub trait Notifications: Send {
     fn readiness(&self) -> Option<OwnedFd>;
 
     /// Reads the reports. Returns, by family, whether another program changed kplane's objects, which
-    /// [`Side::mend`] repairs. Costs next to nothing if none did.
+    /// [`Side::repair`] repairs. Costs next to nothing if none did.
     fn read(&mut self) -> [bool; 2];
 }
 

@@ -281,8 +281,8 @@ impl Enforcer {
     ///
     /// # Errors
     /// As [`Enforcer::verify`].
-    pub fn mend(&mut self, family: Family) -> Result<Verification, ApplyError> {
-        self.look(family, PolicyTable::mend)
+    pub fn repair(&mut self, family: Family) -> Result<Verification, ApplyError> {
+        self.look(family, PolicyTable::repair)
     }
 
     fn look(&mut self, family: Family, look: Look) -> Result<Verification, ApplyError> {
@@ -304,15 +304,15 @@ impl Enforcer {
         self.tables.readiness()
     }
 
-    /// Reads the reports. Returns, by family, whether another program changed the tables, which [`Enforcer::mend`]
+    /// Reads the reports. Returns, by family, whether another program changed the tables, which [`Enforcer::repair`]
     /// repairs.
-    pub fn meddled(&mut self) -> [bool; 2] {
+    pub fn drifted(&mut self) -> [bool; 2] {
         if !self.sides.iter().any(PolicySide::has_table) {
             return [false; 2];
         }
-        let meddled = self.tables.meddled();
+        let drifted = self.tables.drifted();
         Family::ALL
-            .map(|family| meddled[family as usize] && self.sides[family as usize].has_table())
+            .map(|family| drifted[family as usize] && self.sides[family as usize].has_table())
     }
 
     /// Returns the sizes of what a family enforces.

@@ -356,11 +356,11 @@ impl Core {
     /// [`Core::tick`] repairs those.
     pub(super) fn listen(&mut self, now: Now) -> bool {
         let reports = self.notifications.as_mut();
-        let meddled = reports.map_or([false; 2], |reports| reports.read());
-        let families = self.families.iter_mut().zip(meddled);
+        let drifted = reports.map_or([false; 2], |reports| reports.read());
+        let families = self.families.iter_mut().zip(drifted);
         let news = families
-            .filter(|(_, meddled)| *meddled)
-            .fold(false, |news, (pipeline, _)| news | pipeline.meddled(now));
+            .filter(|(_, drifted)| *drifted)
+            .fold(false, |news, (pipeline, _)| news | pipeline.drifted(now));
         // Their reports may have come with those.
         self.policies.listen(now) | news
     }
@@ -371,8 +371,8 @@ impl Core {
         if self.alone.is_due(now.instant) {
             return self.serve_alone(now);
         }
-        if let Some(due) = self.families.iter_mut().find(|p| p.mend_is_due(now)) {
-            due.mend(now);
+        if let Some(due) = self.families.iter_mut().find(|p| p.repair_is_due(now)) {
+            due.repair(now);
             return;
         }
         if self.policies.tick(now) {

@@ -34,7 +34,7 @@ pub(super) const RETRY: Backoff = Backoff::new(Duration::from_millis(250), Durat
 
 /// First and longest wait before a repair of another program's change. The first repair happens at once. If
 /// the program keeps undoing repairs, later ones wait.
-const MEND: Backoff = Backoff::new(Duration::from_millis(50), Duration::from_secs(2));
+const REPAIR: Backoff = Backoff::new(Duration::from_millis(50), Duration::from_secs(2));
 
 /// Time from a repair to a check of everything. Flows that started in between may have gone astray, and the
 /// check finds changes that the kernel did not report.
@@ -104,8 +104,8 @@ pub(super) struct Pipeline {
     /// The time when the kernel was last read back and equal, milliseconds since 1970; 0 = never.
     verified_at_ms: u64,
     /// The time at which to repair another program's change.
-    mend_at: Option<Instant>,
-    mend_backoff: Backoff,
+    repair_at: Option<Instant>,
+    repair_backoff: Backoff,
     /// The time at which to check everything after a repair.
     recheck_at: Option<Instant>,
     repairs: Repairs,
@@ -148,8 +148,8 @@ impl Pipeline {
             verify_at: None,
             read_at: None,
             verified_at_ms: 0,
-            mend_at: None,
-            mend_backoff: MEND,
+            repair_at: None,
+            repair_backoff: REPAIR,
             recheck_at: None,
             repairs: Repairs::default(),
             knows_pods: false,
@@ -394,8 +394,8 @@ impl Pipeline {
         self.side.inspect(service)
     }
 
-    pub(super) fn mend_is_due(&self, now: Now) -> bool {
-        self.mend_at.is_some_and(|at| at <= now.instant)
+    pub(super) fn repair_is_due(&self, now: Now) -> bool {
+        self.repair_at.is_some_and(|at| at <= now.instant)
     }
 
     /// Schedules a check of everything if that is due: the next [`Pipeline::sync`] does it.
@@ -417,14 +417,14 @@ impl Pipeline {
     }
 
     pub(super) fn due(&self) -> Option<Instant> {
-        let times = [self.retry_at, self.verify_at, self.mend_at, self.recheck_at];
+        let times = [self.retry_at, self.verify_at, self.repair_at, self.recheck_at];
         times.into_iter().flatten().min()
     }
 
     /// Returns the position that the kernel holds; `None` while known changes of other programs are not
     /// repaired.
     pub(super) fn applied(&self) -> Option<Position> {
-        self.applied.filter(|_| self.mend_at.is_none())
+        self.applied.filter(|_| self.repair_at.is_none())
     }
 
     pub(super) fn reach(&self) -> FamilyReach {
@@ -435,7 +435,7 @@ impl Pipeline {
     }
 
     pub(super) fn verified(&self) -> Option<Position> {
-        self.verified.filter(|_| self.mend_at.is_none())
+        self.verified.filter(|_| self.repair_at.is_none())
     }
 
     pub(super) fn failures(&self) -> impl Iterator<Item = Failure> {

@@ -52,7 +52,7 @@ struct FamilyProgress {
     retry_at: Option<Instant>,
     verify_at: Option<Instant>,
     /// The time at which to repair another program's change.
-    mend_at: Option<Instant>,
+    repair_at: Option<Instant>,
     /// A change of which the kernel has a part.
     begun: Option<Begun>,
     /// What changed meanwhile, if anything did.
@@ -91,7 +91,7 @@ impl Policies {
                 backoff: RETRY,
                 retry_at: None,
                 verify_at: None,
-                mend_at: None,
+                repair_at: None,
                 begun: None,
                 deferred: None,
             }),
@@ -148,7 +148,7 @@ impl Policies {
     /// Returns how far the families are: nowhere while known changes of other programs are not repaired.
     pub(super) fn reach(&self) -> impl Iterator<Item = FamilyReach> + Clone {
         self.families.iter().map(|family| FamilyReach {
-            held: family.reach.held.filter(|_| family.mend_at.is_none()),
+            held: family.reach.held.filter(|_| family.repair_at.is_none()),
             ..family.reach
         })
     }
@@ -197,7 +197,7 @@ impl Policies {
         let families = self.families.iter();
         let due = families.flat_map(|family| {
             let begun = family.begun.as_ref().map(|begun| begun.at);
-            [family.retry_at, family.verify_at, family.mend_at, begun]
+            [family.retry_at, family.verify_at, family.repair_at, begun]
         });
         due.flatten().min()
     }
@@ -212,9 +212,9 @@ impl Policies {
     /// Repairs another program's changes, or reads a family back, if that is due. Returns whether it was.
     pub(super) fn tick(&mut self, now: Now) -> bool {
         let mut families = self.families.iter_mut();
-        if let Some(family) = families.find(|family| is_due(family.mend_at, now)) {
-            family.mend_at = None;
-            let outcome = self.enforcer.mend(family.family);
+        if let Some(family) = families.find(|family| is_due(family.repair_at, now)) {
+            family.repair_at = None;
+            let outcome = self.enforcer.repair(family.family);
             family.looked(outcome.map_err(|error| chain(&*error.source)), now);
             return true;
         }
@@ -248,9 +248,9 @@ impl Policies {
 
     /// Reads the kernel's reports; returns whether another program changed something.
     pub(super) fn listen(&mut self, now: Now) -> bool {
-        let meddled = self.families.iter_mut().zip(self.enforcer.meddled());
-        let meddled = meddled.filter(|(_, meddled)| *meddled);
-        meddled.fold(false, |news, (family, _)| news | family.meddled(now))
+        let drifted = self.families.iter_mut().zip(self.enforcer.drifted());
+        let drifted = drifted.filter(|(_, drifted)| *drifted);
+        drifted.fold(false, |news, (family, _)| news | family.drifted(now))
     }
 }
 
@@ -469,11 +469,11 @@ impl FamilyProgress {
 
     /// Schedules a repair at once after another program changed the table, however often it does: what the table no
     /// longer says is open meanwhile. Returns whether that is news.
-    fn meddled(&mut self, now: Now) -> bool {
-        if self.behind || self.mend_at.is_some() {
+    fn drifted(&mut self, now: Now) -> bool {
+        if self.behind || self.repair_at.is_some() {
             return false;
         }
-        self.mend_at = Some(now.instant);
+        self.repair_at = Some(now.instant);
         true
     }
 }
@@ -491,8 +491,8 @@ mod tests {
         family.behind = false;
         for _ in 0..10 {
             let now = Now::real();
-            assert!(family.meddled(now));
-            assert_eq!(family.mend_at.take(), Some(now.instant));
+            assert!(family.drifted(now));
+            assert_eq!(family.repair_at.take(), Some(now.instant));
             family.looked(Ok(Verification::Repaired("the table is gone".into())), now);
         }
     }

@@ -3,7 +3,7 @@
 mod alone;
 mod followers;
 mod keeping;
-mod meddling;
+mod drift;
 mod settings;
 mod steps;
 mod thread;
@@ -39,7 +39,7 @@ struct Script {
     drift: Vec<(Family, &'static str)>,
     outdated: Option<&'static str>,
     /// The changes of other programs, as the kernel reports them.
-    meddled: Vec<(Family, &'static str)>,
+    drifted: Vec<(Family, &'static str)>,
     unreadable: bool,
     /// Whether the kernel has Services of an earlier process.
     found: bool,
@@ -166,12 +166,12 @@ impl Side for ScriptedSide {
         })
     }
 
-    fn mend(&mut self) -> Result<Verification, ApplyError> {
+    fn repair(&mut self) -> Result<Verification, ApplyError> {
         let family = self.family;
         let mut script = self.script.lock();
         script.calls.push(format!("mend {family}"));
-        let at = script.meddled.iter().position(|(of, _)| *of == family);
-        Ok(match at.map(|at| script.meddled.remove(at).1) {
+        let at = script.drifted.iter().position(|(of, _)| *of == family);
+        Ok(match at.map(|at| script.drifted.remove(at).1) {
             Some(what) => Verification::Repaired(what.into()),
             None => Verification::Equal,
         })
@@ -189,7 +189,7 @@ impl Notifications for Scripted {
 
     fn read(&mut self) -> [bool; 2] {
         let script = self.lock();
-        Family::ALL.map(|family| script.meddled.iter().any(|(of, _)| *of == family))
+        Family::ALL.map(|family| script.drifted.iter().any(|(of, _)| *of == family))
     }
 }
 

@@ -212,7 +212,7 @@ impl Side for KernelSide {
         Ok(Verification::Equal)
     }
 
-    fn mend(&mut self) -> Result<Verification, ApplyError> {
+    fn repair(&mut self) -> Result<Verification, ApplyError> {
         let mut state = lock(&self.kernel.state);
         let drifted = std::mem::take(&mut state.drifted[self.family as usize]);
         Ok(match drifted.is_empty() {

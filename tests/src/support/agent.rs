@@ -183,13 +183,13 @@ impl Agent {
     }
 
     /// Puts right what the kernel says that others changed; what was wrong with each family that they did.
-    pub fn mend(&mut self) -> Result<Vec<Verification>> {
+    pub fn repair(&mut self) -> Result<Vec<Verification>> {
         self.ns.run(|| {
             let notifications = self.backend.notifications.as_mut();
-            let meddled = notifications.map_or([false, false], |reports| reports.read());
-            let meddled = Family::ALL.into_iter().zip(meddled);
-            let meddled = meddled.filter(|(_, meddled)| *meddled);
-            let outcomes = meddled.map(|(family, _)| Ok(self.backend.side(family).mend()?));
+            let drifted = notifications.map_or([false, false], |reports| reports.read());
+            let drifted = Family::ALL.into_iter().zip(drifted);
+            let drifted = drifted.filter(|(_, drifted)| *drifted);
+            let outcomes = drifted.map(|(family, _)| Ok(self.backend.side(family).repair()?));
             outcomes.collect()
         })
     }

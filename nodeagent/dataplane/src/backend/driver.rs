@@ -102,7 +102,7 @@ pub(super) trait DataPath: Send {
     fn check(&mut self, content: &mut Self::Content) -> Result<Verification, StepError>;
 
     /// Repairs the changes of other programs that the kernel reported. Results as for [`DataPath::check`].
-    fn mend(&mut self, content: &mut Self::Content) -> Result<Verification, StepError> {
+    fn repair(&mut self, content: &mut Self::Content) -> Result<Verification, StepError> {
         self.check(content)
     }
 
@@ -310,8 +310,8 @@ impl<D: DataPath> Side for Driver<D> {
         self.look(D::check)
     }
 
-    fn mend(&mut self) -> Result<Verification, ApplyError> {
-        self.look(D::mend)
+    fn repair(&mut self) -> Result<Verification, ApplyError> {
+        self.look(D::repair)
     }
 
     fn has_services(&mut self) -> bool {

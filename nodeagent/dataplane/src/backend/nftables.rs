@@ -23,7 +23,6 @@ mod guarded;
 mod layout;
 mod lookup;
 mod loopback;
-mod mend;
 mod policies;
 mod policy_layout;
 mod policy_rule;
@@ -33,6 +32,7 @@ mod probe;
 pub(in crate::backend) mod proxy_tables;
 mod readback;
 mod remembered;
+mod repair;
 mod rule;
 mod schema;
 mod stale;
@@ -56,9 +56,6 @@ pub use element::{Data, Destination, Element, ElementOp, Key, NodePort, push_ele
 pub(crate) use frontend::Ops;
 pub(in crate::backend) use lookup::look_up;
 pub use loopback::LoopbackCounts;
-pub(crate) use mend::Contents;
-#[cfg(test)]
-pub(crate) use mend::everything;
 pub use policies::PolicyTables;
 pub(crate) use policies::{FoundPolicies, PolicyTable};
 pub use policy_schema::{ACCEPT, CUT, DENY, PASS, PolicySet};
@@ -68,6 +65,9 @@ pub use readback::{
     ReadError, StructureState, decode_elements, read_elements, read_elements_of, read_structure,
 };
 pub(in crate::backend) use remembered::remembered;
+pub(crate) use repair::Contents;
+#[cfg(test)]
+pub(crate) use repair::everything;
 pub use schema::{Balancer, CLASSES, Carries, Class, Set, TABLE, TABLE_COMMENT, TableSettings};
 pub use structure::{push_delete_table, push_structure};
 pub use table_kind::{POLICY_TABLE, TableKind};

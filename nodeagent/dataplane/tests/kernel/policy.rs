@@ -283,19 +283,19 @@ fn what_others_change_is_repaired() {
     for script in scripts {
         world.on_node(|| nft(&["-f", "-"], &script));
         let enforcer = &mut world.enforcer;
-        assert!(enforcer.meddled()[0], "{script}");
+        assert!(enforcer.drifted()[0], "{script}");
         for family in Family::ALL {
-            let mended = enforcer.mend(family).unwrap();
+            let repaired = enforcer.repair(family).unwrap();
             let is_hit = family == Family::V4 || script.starts_with("flush ruleset");
             assert_eq!(
-                matches!(mended, Verification::Repaired(_)),
+                matches!(repaired, Verification::Repaired(_)),
                 is_hit,
-                "{mended:?} {script}"
+                "{repaired:?} {script}"
             );
             assert_eq!(enforcer.verify(family).unwrap(), Verification::Equal);
         }
         assert_eq!(world.listing(), before, "{script}");
-        assert_eq!(world.enforcer.meddled(), [false; 2]);
+        assert_eq!(world.enforcer.drifted(), [false; 2]);
     }
     // A change meets what another program did, and repairs it first.
     world.on_node(|| nft(&["-f", "-"], &format!("flush map {table} peers")));
@@ -444,9 +444,12 @@ fn connections_that_began_before_a_repair_are_cut() {
         if by_change {
             assert!(world.set_peer("c", 2)[0].repaired.is_some());
         } else {
-            assert!(world.enforcer.meddled()[0]);
-            let mended = world.enforcer.mend(Family::V4).unwrap();
-            assert!(matches!(mended, Verification::Repaired(_)), "{mended:?}");
+            assert!(world.enforcer.drifted()[0]);
+            let repaired = world.enforcer.repair(Family::V4).unwrap();
+            assert!(
+                matches!(repaired, Verification::Repaired(_)),
+                "{repaired:?}"
+            );
         }
         eventually(5 * SECOND, "the connection is cut", || {
             world.judge();
@@ -478,14 +481,14 @@ fn what_others_change_during_a_large_change_is_repaired() {
         world::apply(&mut world.enforcer, Family::V4, &named, false);
         assert!(other.wait().unwrap().success());
         let enforcer = &mut world.enforcer;
-        while enforcer.meddled()[0] {
-            enforcer.mend(Family::V4).unwrap();
+        while enforcer.drifted()[0] {
+            enforcer.repair(Family::V4).unwrap();
         }
         assert_eq!(enforcer.verify(Family::V4).unwrap(), Verification::Equal);
     }
     // Small changes are reported again.
     world.on_node(|| nft(&["flush", "map", "ip", POLICY_TABLE, "peers"], ""));
-    assert!(world.enforcer.meddled()[0]);
+    assert!(world.enforcer.drifted()[0]);
 }
 
 /// A process begins while clients connect: those that may do so always do, and the others never.

@@ -19,29 +19,29 @@ impl Pipeline {
             self.verified_at_ms = now.ms;
             self.error = None;
             self.backoff.reset();
-            self.mend_backoff.reset();
+            self.repair_backoff.reset();
         }
         self.looked(outcome, now);
     }
 
     /// Schedules a repair after another program changed kplane's objects: at once, unless the program keeps
     /// changing them. Returns whether that is news.
-    pub(in crate::engine) fn meddled(&mut self, now: Now) -> bool {
+    pub(in crate::engine) fn drifted(&mut self, now: Now) -> bool {
         // The kernel's state is not known anyway, and everything is about to be applied.
-        if self.behind || self.mend_at.is_some() {
+        if self.behind || self.repair_at.is_some() {
             return false;
         }
-        let fresh = self.mend_backoff.is_fresh();
-        let wait = self.mend_backoff.half_jitter();
+        let fresh = self.repair_backoff.is_fresh();
+        let wait = self.repair_backoff.half_jitter();
         let wait = if fresh { Duration::ZERO } else { wait };
-        self.mend_at = Some(now.instant + wait);
+        self.repair_at = Some(now.instant + wait);
         true
     }
 
     /// Repairs the changes of other programs.
-    pub(in crate::engine) fn mend(&mut self, now: Now) {
-        self.mend_at = None;
-        match self.side.mend() {
+    pub(in crate::engine) fn repair(&mut self, now: Now) {
+        self.repair_at = None;
+        match self.side.repair() {
             // What another program changed is not known any more, so everything is applied anew.
             Err(error) => {
                 (self.applied, self.verified) = (None, None);

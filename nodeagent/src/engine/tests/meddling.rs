@@ -8,7 +8,7 @@ impl Rig {
     /// Simulates another program's change, and lets the engine receive the notification.
     fn meddle(&mut self, family: Family) {
         self.script
-            .set(|script| script.meddled.push((family, "the table is gone")));
+            .set(|script| script.drifted.push((family, "the table is gone")));
         self.core.listen(self.now);
     }
 

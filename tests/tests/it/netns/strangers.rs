@@ -216,7 +216,7 @@ pub(crate) fn what_others_do_to_our_table_is_found_and_repaired() -> Result<()> 
             nft(&node, command).context(what)?;
             let first = world.first()?;
             let seen = match told {
-                true => first.mend()?,
+                true => first.repair()?,
                 false => vec![first.verify(Family::V4)?, first.verify(Family::V6)?],
             };
             let repair = |v: &Verification| match v {
@@ -229,7 +229,7 @@ pub(crate) fn what_others_do_to_our_table_is_found_and_repaired() -> Result<()> 
             let first = world.first()?;
             first.ensure_equal().context(what)?;
             ensure!(
-                first.mend()?.is_empty(),
+                first.repair()?.is_empty(),
                 "{what}: our own repair was taken for others'"
             );
         }
@@ -292,7 +292,7 @@ pub(crate) fn a_deleted_rule_is_found_and_repaired() -> Result<()> {
         &format!("delete rule ip kplane postrouting handle {handle}"),
     )?;
     let first = world.first()?;
-    let seen = first.mend()?;
+    let seen = first.repair()?;
     ensure!(matches!(&seen[..], [Verification::Repaired(_)]), "{seen:?}");
     first.ensure_equal()?;
     let to = services[0].address(At::ClusterIp, Family::V4, 1);

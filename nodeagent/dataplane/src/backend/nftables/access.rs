@@ -16,7 +16,7 @@ use super::readback::{ReadError, StructureState, read_elements_of, read_structur
 use super::structure::{GroupOp, push_delete, push_groups, push_own, push_structure};
 use super::table_kind::TableKind;
 use super::tables::TableLayout;
-use super::watch::{Ledger, Meddling, OneTable};
+use super::watch::{Drift, Ledger, OneTable};
 use crate::backend::Notifications;
 use kplane_netlink::{Batch, CommitError, Errno, Monitor, NetlinkError, NfSocket};
 
@@ -70,7 +70,7 @@ pub(super) trait TableAccess: Send {
     fn read(&mut self) -> Result<FoundTable, NetlinkError>;
 
     /// Reads the kernel's reports. Returns the changes by other programs to the table since the last call.
-    fn meddling(&mut self) -> Result<Option<Meddling>, NetlinkError>;
+    fn drift(&mut self) -> Result<Option<Drift>, NetlinkError>;
 
     /// Applies operations in one transaction, on top of a fresh table if `rebuild`.
     fn commit(&mut self, rebuild: bool, guard: Guard, groups: &[Ops]) -> Result<Cost, CommitError>;
@@ -141,16 +141,16 @@ impl Notifications for Namespace {
     }
 
     fn read(&mut self) -> [bool; 2] {
-        self.meddled(TableKind::Services)
+        self.drifted(TableKind::Services)
     }
 }
 
 impl Namespace {
     /// Reads the kernel's reports. Returns, by family, whether another program changed the table.
-    pub(super) fn meddled(&self, kind: TableKind) -> [bool; 2] {
+    pub(super) fn drifted(&self, kind: TableKind) -> [bool; 2] {
         let mut netlink = self.lock();
         match netlink.catch_up() {
-            Ok(()) => Family::ALL.map(|family| netlink.ledger.is_meddled((kind, family))),
+            Ok(()) => Family::ALL.map(|family| netlink.ledger.has_drifted((kind, family))),
             Err(problem) => {
                 tracing::warn!(%problem, "cannot read the kernel's reports of changes; reading both tables back");
                 [true, true]
@@ -183,7 +183,7 @@ impl Netlink {
     fn send(&mut self, table: OneTable, batch: Batch, guard: Guard) -> Result<(), CommitError> {
         let head = match guard {
             // Reading the reports moves the head, so the head alone would not reveal these changes.
-            Guard::Head if self.ledger.is_meddled(table) => {
+            Guard::Head if self.ledger.has_drifted(table) => {
                 return Err(CommitError::GenerationMoved);
             }
             Guard::Head => Some(self.ledger.head().ok_or(CommitError::GenerationMoved)?),
@@ -296,7 +296,7 @@ impl TableAccess for KernelTable {
             netlink.ledger.take_meddling(self.id());
             let found = netlink.read_once(self.family, self.layout)?;
             netlink.catch_up()?;
-            if !netlink.ledger.is_meddled(self.id()) {
+            if !netlink.ledger.has_drifted(self.id()) {
                 return Ok(found);
             }
         }
@@ -306,7 +306,7 @@ impl TableAccess for KernelTable {
         })
     }
 
-    fn meddling(&mut self) -> Result<Option<Meddling>, NetlinkError> {
+    fn drift(&mut self) -> Result<Option<Drift>, NetlinkError> {
         let mut netlink = self.namespace.lock();
         netlink.catch_up()?;
         Ok(netlink.ledger.take_meddling(self.id()))
@@ -370,7 +370,7 @@ mod tests {
             let script = format!("add table ip {POLICY_TABLE}");
             let is_in_doubt = || {
                 let kinds = TableKind::ALL.into_iter();
-                kinds.flat_map(|kind| namespace.meddled(kind)).all(|m| m)
+                kinds.flat_map(|kind| namespace.drifted(kind)).all(|m| m)
             };
             for changes in [false, true] {
                 let mut netlink = namespace.lock();

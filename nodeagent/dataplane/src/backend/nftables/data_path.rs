@@ -10,14 +10,14 @@ use super::access::{ABSENT, FoundTable, KernelTable, Namespace, TableAccess};
 use super::adopt::{adopt, serves};
 use super::affinity_id::AffinityId;
 use super::guarded::{Send, repair, send};
-use super::mend::{Contents as _, unreadable};
 use super::policies::PolicyTables;
 use super::probe::{ProbeError, probe};
+use super::repair::{Contents as _, unreadable};
 use super::schema::TableSettings;
 use super::stale::{self, Turns};
 use super::table::{StagedTable, Table};
 use super::transactions::Ground;
-use super::watch::Meddling;
+use super::watch::Drift;
 use crate::backend::driver::{DataPath, StepError};
 use crate::backend::{Applied, Backend, Change, Kind, OpenError, Verification, open_sides};
 use crate::plan::FrontendAddr;
@@ -198,10 +198,10 @@ impl<K: TableAccess> DataPath for NftDataPath<K> {
     }
 
     fn check(&mut self, content: &mut KnownTable) -> Result<Verification, StepError> {
-        let reported = self.kernel.meddling().map_err(unreadable)?;
+        let reported = self.kernel.drift().map_err(unreadable)?;
         let by = reported.and_then(|reported| reported.by);
         let table = &content.table;
-        let outcome = repair(&mut self.kernel, table, Meddling::anything_by(by))?;
+        let outcome = repair(&mut self.kernel, table, Drift::anything_by(by))?;
         if outcome == Verification::Equal {
             // This repeats what an earlier attempt failed to do.
             let groups = table.groups().into_iter().map(|group| group.id);
@@ -211,8 +211,8 @@ impl<K: TableAccess> DataPath for NftDataPath<K> {
         Ok(outcome)
     }
 
-    fn mend(&mut self, content: &mut KnownTable) -> Result<Verification, StepError> {
-        let reported = self.kernel.meddling().map_err(unreadable)?;
+    fn repair(&mut self, content: &mut KnownTable) -> Result<Verification, StepError> {
+        let reported = self.kernel.drift().map_err(unreadable)?;
         repair(
             &mut self.kernel,
             &content.table,

@@ -4,9 +4,9 @@ use kplane_model::Family;
 
 use super::access::{Cost, Guard, TableAccess};
 use super::frontend::Ops;
-use super::mend::{Contents, mend, unreadable};
+use super::repair::{Contents, repair, unreadable};
 use super::transactions::{Ground, each_transaction};
-use super::watch::Meddling;
+use super::watch::Drift;
 use crate::backend::Verification;
 use crate::backend::driver::StepError;
 use kplane_netlink::CommitError;
@@ -80,9 +80,9 @@ fn commit_guarded<K: TableAccess>(
             result => return Ok(result?),
         }
         // A table that is replaced as a whole may hold anything.
-        let meddling = kernel.meddling().map_err(unreadable)?;
-        if let Some(meddling) = meddling.filter(|_| !rebuild) {
-            *repaired = mend(kernel, before, meddling)?.or(repaired.take());
+        let drift = kernel.drift().map_err(unreadable)?;
+        if let Some(drift) = drift.filter(|_| !rebuild) {
+            *repaired = repair(kernel, before, drift)?.or(repaired.take());
         }
     }
     tracing::warn!(
@@ -97,9 +97,9 @@ fn commit_guarded<K: TableAccess>(
 pub(super) fn repair<K: TableAccess>(
     kernel: &mut K,
     table: &impl Contents,
-    meddling: Meddling,
+    drift: Drift,
 ) -> Result<Verification, StepError> {
-    match mend(kernel, table, meddling) {
+    match repair(kernel, table, drift) {
         Ok(repaired) => Ok(repaired.map_or(Verification::Equal, Verification::Repaired)),
         Err(known @ (StepError::Read(_) | StepError::Drifted(_))) => Err(known),
         Err(error) => Err(StepError::Drifted(format!("cannot repair it: {error}"))),

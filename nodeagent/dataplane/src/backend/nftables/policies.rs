@@ -9,12 +9,12 @@ use super::access::{ABSENT, Cost, FoundTable, KernelTable, Namespace, TableAcces
 use super::element::Element;
 use super::frontend::Ops;
 use super::guarded::{Send, repair, send};
-use super::mend::{Contents, everything, unreadable};
 use super::probe::{can_log, can_own};
+use super::repair::{Contents, everything, unreadable};
 use super::table_kind::{POLICY_TABLE, TableKind};
 use super::tables::TableLayout;
 use super::transactions::Ground;
-use super::watch::Meddling;
+use super::watch::Drift;
 use crate::backend::driver::StepError;
 use crate::backend::{ApplyError, Notifications as _, Verification};
 
@@ -132,10 +132,10 @@ impl PolicyTables {
     }
 
     /// Reads the reports. Returns, by family, whether another program changed the tables.
-    pub(crate) fn meddled(&self) -> [bool; 2] {
+    pub(crate) fn drifted(&self) -> [bool; 2] {
         match &self.way {
             PolicyAccess::Shared(namespace) | PolicyAccess::Own(Some(namespace)) => {
-                namespace.meddled(TableKind::Policies)
+                namespace.drifted(TableKind::Policies)
             }
             PolicyAccess::Own(None) | PolicyAccess::Refused(_) => [false; 2],
         }
@@ -245,26 +245,26 @@ impl PolicyTable {
     /// Reads the table back, and repairs what differs.
     pub(crate) fn verify(&mut self, contents: &impl Contents) -> Result<Verification, ApplyError> {
         let by = self.reported()?.and_then(|reported| reported.by);
-        self.repair(contents, Meddling::anything_by(by))
+        self.repair(contents, Drift::anything_by(by))
     }
 
     /// Repairs what other programs changed, as the kernel reported it.
-    pub(crate) fn mend(&mut self, contents: &impl Contents) -> Result<Verification, ApplyError> {
+    pub(crate) fn repair(&mut self, contents: &impl Contents) -> Result<Verification, ApplyError> {
         let reported = self.reported()?.unwrap_or_default();
         self.repair(contents, reported)
     }
 
-    fn reported(&mut self) -> Result<Option<Meddling>, ApplyError> {
-        let reported = self.kernel.meddling();
+    fn reported(&mut self) -> Result<Option<Drift>, ApplyError> {
+        let reported = self.kernel.drift();
         reported.map_err(|problem| self.error(unreadable(problem)))
     }
 
     fn repair(
         &mut self,
         contents: &impl Contents,
-        meddling: Meddling,
+        drift: Drift,
     ) -> Result<Verification, ApplyError> {
-        match repair(&mut self.kernel, contents, meddling) {
+        match repair(&mut self.kernel, contents, drift) {
             Err(StepError::Drifted(what)) => Ok(Verification::Drifted(what)),
             result => result.map_err(|step| self.error(step)),
         }

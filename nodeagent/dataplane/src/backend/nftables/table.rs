@@ -14,7 +14,7 @@ use super::affinity_id::AffinityId;
 use super::element::{Destination, Element, Key};
 use super::frontend::{Entry, Ops, diff, elements, place_of};
 use super::groups::{Groups, StagedGroups, sticky};
-use super::mend::Contents;
+use super::repair::Contents;
 use super::schema::{Class, Set};
 use crate::backend::{Change, Failure};
 use crate::plan::{Frontend, FrontendAddr, NodePlan, ServicePlan};

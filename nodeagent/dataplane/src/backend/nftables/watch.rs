@@ -3,7 +3,7 @@
 //! ```text
 //! messages of a transaction ..., its end (generation N+1)  ->  Ledger
 //!   in other tables: the known generation increases, nothing else happens
-//!   in kplane's:     `Meddling`: these elements, or anything
+//!   in kplane's:     `Drift`: these elements, or anything
 //!   a gap:           anything may have happened to all of kplane's tables
 //! ```
 
@@ -28,7 +28,7 @@ const TABLE_OF_ANY: u16 = NFTA_TABLE_NAME;
 
 /// Changes by other programs to one of kplane's tables.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Meddling {
+pub(super) struct Drift {
     pub(super) changed: Changed,
     /// Thread and name of the program that made the last change.
     pub(super) by: Option<(u32, String)>,
@@ -49,7 +49,7 @@ impl Default for Changed {
     }
 }
 
-impl Meddling {
+impl Drift {
     /// Returns a change of unknown parts, by this program as far as the kernel reported it.
     pub(super) fn anything_by(by: Option<(u32, String)>) -> Self {
         Self {
@@ -94,7 +94,7 @@ impl Meddling {
     }
 }
 
-impl fmt::Display for Meddling {
+impl fmt::Display for Drift {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.by {
             // The other program chose its own name, so the name is escaped.
@@ -145,9 +145,9 @@ pub(super) struct Ledger {
     /// The newest generation up to which every transaction was reported; `None` after a gap.
     head: Option<u32>,
     /// Changes by other programs that are not handled yet, by table.
-    meddled: [Option<Meddling>; 4],
+    drifted: [Option<Drift>; 4],
     /// Changes of the transaction whose end has not been reported yet, by table.
-    open: [Option<Meddling>; 4],
+    open: [Option<Drift>; 4],
 }
 
 impl Ledger {
@@ -170,7 +170,7 @@ impl Ledger {
     pub(super) fn lose(&mut self) {
         self.head = None;
         self.open = Default::default();
-        self.meddled = [(); 4].map(|()| Some(Meddling::anything_by(None)));
+        self.drifted = [(); 4].map(|()| Some(Drift::anything_by(None)));
     }
 
     /// Adds one message; `own` is the port of kplane's socket.
@@ -199,25 +199,25 @@ impl Ledger {
             return;
         }
         self.head = Some(generation.number);
-        for (meddled, open) in self.meddled.iter_mut().zip(open) {
+        for (drifted, open) in self.drifted.iter_mut().zip(open) {
             if let Some(mut open) = open {
                 open.by.clone_from(&generation.by);
-                match meddled {
+                match drifted {
                     Some(before) => before.append(open),
-                    None => *meddled = Some(open),
+                    None => *drifted = Some(open),
                 }
             }
         }
     }
 
     /// Returns whether there are changes by other programs to a table that are not handled yet.
-    pub(super) fn is_meddled(&self, table: OneTable) -> bool {
-        self.meddled[index(table)].is_some()
+    pub(super) fn has_drifted(&self, table: OneTable) -> bool {
+        self.drifted[index(table)].is_some()
     }
 
     /// Returns the changes by other programs to a table. The caller handles them.
-    pub(super) fn take_meddling(&mut self, table: OneTable) -> Option<Meddling> {
-        self.meddled[index(table)].take()
+    pub(super) fn take_meddling(&mut self, table: OneTable) -> Option<Drift> {
+        self.drifted[index(table)].take()
     }
 }
 

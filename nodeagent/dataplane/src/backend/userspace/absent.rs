@@ -65,8 +65,8 @@ impl Side for Alone {
         self.inner.verify()
     }
 
-    fn mend(&mut self) -> Result<Verification, ApplyError> {
-        self.inner.mend()
+    fn repair(&mut self) -> Result<Verification, ApplyError> {
+        self.inner.repair()
     }
 
     fn has_services(&mut self) -> bool {

@@ -404,11 +404,11 @@ impl Side for Captured {
         }
     }
 
-    fn mend(&mut self) -> Result<Verification, ApplyError> {
+    fn repair(&mut self) -> Result<Verification, ApplyError> {
         // A repair is followed by a check of everything.
         match self.restore() {
             Some(repaired) => Ok(repaired),
-            None => self.inner.mend(),
+            None => self.inner.repair(),
         }
     }
 

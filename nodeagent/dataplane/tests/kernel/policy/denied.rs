@@ -91,9 +91,9 @@ fn denied_packets_are_counted_and_nothing_that_repairs_the_table_forgets_them() 
     let before = counts(&world);
     let flush = format!("flush set ip {POLICY_TABLE} isolated-ingress");
     world.on_node(|| nft(&["-f", "-"], &flush));
-    assert!(world.enforcer.meddled()[0]);
+    assert!(world.enforcer.drifted()[0]);
     assert!(matches!(
-        world.enforcer.mend(Family::V4),
+        world.enforcer.repair(Family::V4),
         Ok(Verification::Repaired(_))
     ));
     world.set_peer("c", 2);

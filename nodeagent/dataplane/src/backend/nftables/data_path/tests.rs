@@ -16,7 +16,7 @@ use super::super::affinity_id::GroupPart;
 use super::super::clients::{Client, Remembered};
 use super::super::element::{Data, Element};
 use super::super::frontend::Ops;
-use super::super::mend::Contents as _;
+use super::super::repair::Contents as _;
 use super::super::schema::Set;
 use super::super::structure::GroupOp;
 use super::super::table::Table;

@@ -113,7 +113,7 @@ fn transactions_of_other_tables_only_move_the_generation() {
     assert!(
         Family::ALL
             .iter()
-            .all(|family| !ledger.is_meddled((Services, *family)))
+            .all(|family| !ledger.has_drifted((Services, *family)))
     );
 }
 
@@ -125,17 +125,17 @@ fn elements_of_ours_are_told_one_by_one_the_last_word_counts() {
         elements(OTHER, ElementOp::Add, &[2, 3]),
         end(OTHER, 12),
     ]);
-    assert!(!ledger.is_meddled((Services, Family::V6)));
+    assert!(!ledger.has_drifted((Services, Family::V6)));
     let key = |octet| (Set::Services, element(octet).key);
     let expected = BTreeMap::from([
         (key(1), None),
         (key(2), Some(element(2))),
         (key(3), Some(element(3))),
     ]);
-    let meddling = ledger.take_meddling((Services, Family::V4)).unwrap();
-    assert_eq!(meddling.changed, Changed::Elements(expected));
-    assert_eq!(meddling.by, by_nft());
-    assert_eq!(meddling.to_string(), "by nft (process 123)");
+    let drift = ledger.take_meddling((Services, Family::V4)).unwrap();
+    assert_eq!(drift.changed, Changed::Elements(expected));
+    assert_eq!(drift.by, by_nft());
+    assert_eq!(drift.to_string(), "by nft (process 123)");
     assert!(ledger.take_meddling((Services, Family::V4)).is_none());
 }
 
@@ -154,18 +154,18 @@ fn our_own_transactions_are_no_meddling_and_may_come_late() {
         ],
     );
     assert_eq!(ledger.head(), Some(13));
-    assert!(!ledger.is_meddled((Services, Family::V4)));
+    assert!(!ledger.has_drifted((Services, Family::V4)));
 }
 
 /// A transaction counts only when it has ended. Before, kplane cannot build on its generation.
 #[test]
 fn a_transaction_counts_when_its_end_is_heard() {
     let mut ledger = ledger(&[table(msg::DELTABLE, Family::V6, TABLE)]);
-    assert!(!ledger.is_meddled((Services, Family::V6)));
+    assert!(!ledger.has_drifted((Services, Family::V6)));
     hear(&mut ledger, &[end(OTHER, 11)]);
-    let meddling = ledger.take_meddling((Services, Family::V6)).unwrap();
-    assert_eq!(meddling.changed, Changed::Anything);
-    assert!(!ledger.is_meddled((Services, Family::V4)));
+    let drift = ledger.take_meddling((Services, Family::V6)).unwrap();
+    assert_eq!(drift.changed, Changed::Anything);
+    assert!(!ledger.has_drifted((Services, Family::V4)));
 }
 
 #[test]
@@ -173,15 +173,15 @@ fn a_gap_means_that_anything_may_have_happened() {
     let mut ledger = ledger(&[end(OTHER, 11), end(OTHER, 13)]);
     assert_eq!(ledger.head(), None);
     for family in Family::ALL {
-        let meddling = ledger.take_meddling((Services, family)).unwrap();
-        assert_eq!(meddling, Meddling::anything_by(None));
+        let drift = ledger.take_meddling((Services, family)).unwrap();
+        assert_eq!(drift, Drift::anything_by(None));
     }
     // The ledger continues from the generation that the kernel names. Ends of older transactions add nothing.
     ledger.restart(20);
     let old = [table(msg::DELTABLE, Family::V4, TABLE), end(OTHER, 19)];
     hear(&mut ledger, &[&old[..], &[end(OTHER, 21)]].concat());
     assert_eq!(ledger.head(), Some(21));
-    assert!(!ledger.is_meddled((Services, Family::V4)));
+    assert!(!ledger.has_drifted((Services, Family::V4)));
 }
 
 #[test]
@@ -222,8 +222,8 @@ fn what_cannot_be_followed_by_elements_is_anything() {
         .collect();
     for parts in [vec![ranges], many] {
         let mut ledger = ledger(&[parts, vec![end(OTHER, 11)]].concat());
-        let meddling = ledger.take_meddling((Services, Family::V4)).unwrap();
-        assert_eq!(meddling.changed, Changed::Anything);
-        assert_eq!(meddling.by, by_nft());
+        let drift = ledger.take_meddling((Services, Family::V4)).unwrap();
+        assert_eq!(drift.changed, Changed::Anything);
+        assert_eq!(drift.by, by_nft());
     }
 }

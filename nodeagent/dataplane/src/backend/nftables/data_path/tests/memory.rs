@@ -12,7 +12,7 @@ use crate::backend::nftables::clients::Client;
 use crate::backend::nftables::element::{Data, Element};
 use crate::backend::nftables::frontend::Ops;
 use crate::backend::nftables::structure::GroupOp;
-use crate::backend::nftables::watch::Meddling;
+use crate::backend::nftables::watch::Drift;
 use kplane_netlink::{CommitError, Errno, NetlinkError};
 
 /// A kernel that holds elements, and checks the operations that it gets.
@@ -28,7 +28,7 @@ pub(super) struct Memory {
     /// Number of commits before which another program changes its own rules.
     pub(super) others: usize,
     /// Changes by that program to kplane's table, reported with the next of these commits.
-    pub(super) meddling: Option<Meddling>,
+    pub(super) drift: Option<Drift>,
     /// Function that checks the elements after each commit.
     pub(super) between: Option<fn(&BTreeSet<Element>)>,
 }
@@ -96,8 +96,8 @@ impl TableAccess for &mut Memory {
         })
     }
 
-    fn meddling(&mut self) -> Result<Option<Meddling>, NetlinkError> {
-        Ok(self.meddling.take())
+    fn drift(&mut self) -> Result<Option<Drift>, NetlinkError> {
+        Ok(self.drift.take())
     }
 
     fn commit(&mut self, rebuild: bool, guard: Guard, groups: &[Ops]) -> Result<Cost, CommitError> {

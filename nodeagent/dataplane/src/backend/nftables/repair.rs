@@ -16,7 +16,7 @@ use super::frontend::Ops;
 use super::schema::Set;
 use super::structure::GroupOp;
 use super::transactions::{Ground, each_transaction};
-use super::watch::{Changed, Meddling};
+use super::watch::{Changed, Drift};
 use crate::backend::driver::StepError;
 use kplane_netlink::{CommitError, NetlinkError};
 
@@ -73,14 +73,14 @@ struct Plan {
 /// # Errors
 /// [`StepError::Drifted`] when the content of the table has to be adopted first. Other errors when the table
 /// cannot be read or written.
-pub(super) fn mend<K: TableAccess>(
+pub(super) fn repair<K: TableAccess>(
     kernel: &mut K,
     table: &impl Contents,
-    meddling: Meddling,
+    drift: Drift,
 ) -> Result<Option<String>, StepError> {
-    let mut meddling = meddling;
+    let mut drift = drift;
     for _ in 0..ATTEMPTS {
-        let plan = match &meddling.changed {
+        let plan = match &drift.changed {
             Changed::Elements(elements) => {
                 let pairs = elements
                     .iter()
@@ -93,15 +93,15 @@ pub(super) fn mend<K: TableAccess>(
             return Ok(None);
         };
         match commit(kernel, &plan) {
-            Ok(()) => return Ok(Some(format!("{}, {meddling}", plan.what))),
+            Ok(()) => return Ok(Some(format!("{}, {drift}", plan.what))),
             Err(CommitError::GenerationMoved) => {}
             Err(error) => return Err(error.into()),
         }
-        if let Some(more) = kernel.meddling().map_err(unreadable)? {
-            meddling.append(more);
+        if let Some(more) = kernel.drift().map_err(unreadable)? {
+            drift.append(more);
         }
     }
-    Err(StepError::Drifted(format!("{meddling}, all the time")))
+    Err(StepError::Drifted(format!("{drift}, all the time")))
 }
 
 /// The table or the kernel's reports about it could not be read.
