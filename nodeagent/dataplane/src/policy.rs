@@ -45,7 +45,7 @@ use kplane_model::{Cidr, Family, PolicyKey, PolicyObject};
 use self::cutter::Cutter;
 pub use self::cutter::{Flow, Hand};
 pub use self::followed::Followed;
-use self::side::{Look, PolicySide};
+use self::side::{PolicySide, ReadBack};
 use self::suspects::Suspects;
 pub use self::suspects::Tell;
 use crate::backend::nftables::{Cost, PolicyTable, PolicyTables, can_log};
@@ -274,7 +274,7 @@ impl Enforcer {
     /// # Errors
     /// [`ApplyError`] when it cannot be read.
     pub fn verify(&mut self, family: Family) -> Result<Verification, ApplyError> {
-        self.look(family, PolicyTable::verify)
+        self.read_back(family, PolicyTable::verify)
     }
 
     /// Repairs changes by other programs, as the kernel reported them.
@@ -282,11 +282,15 @@ impl Enforcer {
     /// # Errors
     /// As [`Enforcer::verify`].
     pub fn repair(&mut self, family: Family) -> Result<Verification, ApplyError> {
-        self.look(family, PolicyTable::repair)
+        self.read_back(family, PolicyTable::repair)
     }
 
-    fn look(&mut self, family: Family, look: Look) -> Result<Verification, ApplyError> {
-        let looked = self.sides[family as usize].look(look);
+    fn read_back(
+        &mut self,
+        family: Family,
+        read_back: ReadBack,
+    ) -> Result<Verification, ApplyError> {
+        let looked = self.sides[family as usize].read_back(read_back);
         if let Ok(Verification::Repaired(_)) = looked {
             self.sweep(family);
         }

@@ -275,15 +275,15 @@ impl<D: DataPath> Driver<D> {
     }
 
     /// Reads the data path back in one of two ways, and decides whether the content is still known.
-    fn look(
+    fn read_back(
         &mut self,
-        look: impl FnOnce(&mut D, &mut D::Content) -> Result<Verification, StepError>,
+        read_back: impl FnOnce(&mut D, &mut D::Content) -> Result<Verification, StepError>,
     ) -> Result<Verification, ApplyError> {
         let Some(mut known) = self.known.take() else {
             let what = "it is not known what the data path should hold";
             return Ok(Verification::Drifted(what.to_owned()));
         };
-        match look(&mut self.path, &mut known.content) {
+        match read_back(&mut self.path, &mut known.content) {
             Err(StepError::Drifted(what)) => Ok(Verification::Drifted(what)),
             result => {
                 self.known = Some(known);
@@ -307,11 +307,11 @@ impl<D: DataPath> Side for Driver<D> {
     }
 
     fn verify(&mut self) -> Result<Verification, ApplyError> {
-        self.look(D::check)
+        self.read_back(D::check)
     }
 
     fn repair(&mut self) -> Result<Verification, ApplyError> {
-        self.look(D::repair)
+        self.read_back(D::repair)
     }
 
     fn has_services(&mut self) -> bool {

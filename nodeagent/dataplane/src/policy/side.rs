@@ -53,7 +53,7 @@ pub(super) struct PolicySide {
 type OpenedTable = Result<(PolicyTable, FoundPolicies), ApplyError>;
 
 /// A way to compare a table with its content, and to repair it.
-pub(super) type Look = fn(&mut PolicyTable, &Content) -> Result<Verification, ApplyError>;
+pub(super) type ReadBack = fn(&mut PolicyTable, &Content) -> Result<Verification, ApplyError>;
 
 impl PolicySide {
     pub(super) fn new(family: Family) -> Self {
@@ -220,10 +220,10 @@ impl PolicySide {
     }
 
     /// Compares the table with the content in one of two ways, and repairs it.
-    pub(super) fn look(&mut self, look: Look) -> Result<Verification, ApplyError> {
+    pub(super) fn read_back(&mut self, read_back: ReadBack) -> Result<Verification, ApplyError> {
         self.finish()?;
         let looked = match &mut self.table {
-            TableState::Held(table) => look(table, &self.content),
+            TableState::Held(table) => read_back(table, &self.content),
             TableState::Absent => Ok(Verification::Equal),
             TableState::Unknown => {
                 let what = "it is not known what the table of policies should hold";
