@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use crate::workload::{Workload, cluster_ip, endpoint, percentiles};
 use kp_nodeagent::cache::Cache;
-use kp_nodeagent::engine::{Engine, Followers, Recall};
+use kp_nodeagent::engine::{Engine, Followers, CheckpointSettings};
 use kplane_dataplane::backend::noop;
 use kplane_dataplane::plan::NodeSettings;
 use kplane_desired_state::publish::{Cursor, Store};
@@ -66,16 +66,16 @@ async fn remember(folder: &Path, services: u32) {
     let store = Store::new(EPOCH);
     publish(&store, workload.all());
     let (snapshot, _) = collect(&store, NODE, &mut Cursor::at(0)).unwrap();
-    let recall = Recall {
+    let restore = CheckpointSettings {
         cache: Some(Cache::new(folder, NODE.into())),
-        ..Recall::default()
+        ..CheckpointSettings::default()
     };
     let open = || Ok(noop::open());
     let engine = Engine::start(
         Box::new(open),
         NodeSettings::default(),
         Followers::default(),
-        recall,
+        restore,
     );
     let engine = engine.await.unwrap();
     engine.submit(snapshot).await.unwrap().unwrap();

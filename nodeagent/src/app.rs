@@ -29,7 +29,7 @@ use crate::config::{Config, Source};
 use crate::connection::Connection;
 use crate::departing::Farewell;
 use crate::desired;
-use crate::engine::{AloneSettings, Engine, Followers, Opener, Recall, Stopped};
+use crate::engine::{AloneSettings, Engine, Followers, Opener, CheckpointSettings, Stopped};
 use crate::handover::{self, Handover};
 use crate::healthz::Health;
 use crate::metrics::{Counters, Metrics, Sources};
@@ -206,7 +206,7 @@ async fn build_parts(config: Config, open: Opener) -> Result<Bound, BuildError> 
         Followers::new(publisher, counters.clone()).with_rival(competing_proxy.subscribe());
     let (followers, connections, avoided) = followers::add_tasks(followers, &config, &mut tasks);
     let (followers, departing, farewell) = answer_hooks(followers, &config, &counters, &mut tasks);
-    let engine = Engine::start(open, settings, followers, recall(&config)).await?;
+    let engine = Engine::start(open, settings, followers, restore(&config)).await?;
     spawn_errand(&mut tasks, avoided::follow(engine.proxy(), avoided));
     let identity = Identity::new(config.node_name, config.mode_unset);
     announce(&identity, &engine);
@@ -271,13 +271,13 @@ async fn ends_with<E: From<Stopped>>(engine: Engine) -> Result<(), E> {
 }
 
 /// Returns how the agent deals with what it served before, and with objects that a snapshot no longer names.
-fn recall(config: &Config) -> Recall {
+fn restore(config: &Config) -> CheckpointSettings {
     let cache = config.cache_dir.as_deref();
     let programs_kernel = config.backend.describe().programs_kernel;
     let alone = AloneSettings {
         kube_proxy: programs_kernel.then(|| Ports::new(config.healthz, config.metrics)),
     };
-    Recall {
+    CheckpointSettings {
         guard: config.cliff_guard,
         cache: cache
             .map(|folder| Cache::new(folder, config.node_name.clone()).of(config.source.id())),

@@ -63,35 +63,35 @@ pub struct Cache {
 #[derive(Clone, Debug)]
 enum Storage {
     File(PathBuf),
-    Memory(Memory),
+    MemoryFile(MemoryFile),
 }
 
 /// The content of a cache file in memory, for simulations.
-pub type Memory = Arc<Mutex<Vec<u8>>>;
+pub type MemoryFile = Arc<Mutex<Vec<u8>>>;
 
 /// Writes the pictures that callers hand over.
 #[derive(Debug)]
-pub struct Keeper(Pen);
+pub struct CheckpointWriter(Output);
 
 #[derive(Debug)]
-enum Pen {
+enum Output {
     /// A thread writes. Callers do not wait for the disk.
     Thread {
-        desk: Arc<Desk>,
+        slot: Arc<Slot>,
         ended: Receiver<()>,
     },
-    Memory(Memory, NodeName),
+    MemoryFile(MemoryFile, NodeName),
 }
 
 /// The picture to write next. A newer picture replaces one that waits.
 #[derive(Debug, Default)]
-struct Desk {
-    state: Mutex<Paper>,
+struct Slot {
+    state: Mutex<Pending>,
     wake: Condvar,
 }
 
 #[derive(Debug, Default)]
-struct Paper {
+struct Pending {
     picture: Option<Picture>,
     /// A text that is not written yet, and its time.
     note: Option<(String, Instant)>,
@@ -100,23 +100,23 @@ struct Paper {
 }
 
 /// What to write next.
-enum Sheet {
+enum Item {
     Picture(Picture),
     Note(String),
 }
 
 /// What earlier processes left: what the node served, and at what they died.
 #[derive(Debug, Default)]
-pub struct Left {
+pub struct Remains {
     /// What the node served; `None` = not known.
     pub picture: Option<Picture>,
-    /// The last text for [`Keeper::notes`].
+    /// The last text for [`CheckpointWriter::notes`].
     pub suspects: String,
 }
 
-impl Desk {
+impl Slot {
     /// Locks the state. Every step leaves it consistent, so a panic in another thread does not spoil it.
-    fn lock(&self) -> MutexGuard<'_, Paper> {
+    fn lock(&self) -> MutexGuard<'_, Pending> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -138,16 +138,16 @@ impl Desk {
     }
 
     /// Waits for something to write; returns `None` when there will be no more.
-    fn next(&self) -> Option<Sheet> {
+    fn next(&self) -> Option<Item> {
         let mut paper = self.lock();
         loop {
             let last = paper.last;
             let is_due = |(_, at): &mut (String, Instant)| last || at.elapsed() >= LONG;
             if let Some((note, _)) = paper.note.take_if(is_due) {
-                return Some(Sheet::Note(note));
+                return Some(Item::Note(note));
             }
             match paper.picture.take() {
-                Some(picture) => return Some(Sheet::Picture(picture)),
+                Some(picture) => return Some(Item::Picture(picture)),
                 None if last => return None,
                 None => {}
             }
@@ -176,8 +176,8 @@ impl Cache {
     }
 
     /// Creates a cache in memory, which is written at once and without a thread: for simulations.
-    pub fn in_memory(content: Memory, node: NodeName) -> Self {
-        let place = Storage::Memory(content);
+    pub fn in_memory(content: MemoryFile, node: NodeName) -> Self {
+        let place = Storage::MemoryFile(content);
         Self {
             place,
             node,
@@ -232,7 +232,7 @@ impl Cache {
     ///
     /// # Errors
     /// The thread could not be started.
-    pub fn start(self) -> std::io::Result<(Keeper, Left)> {
+    pub fn start(self) -> std::io::Result<(CheckpointWriter, Remains)> {
         match self.place {
             Storage::File(path) => Disk {
                 path,
@@ -240,15 +240,15 @@ impl Cache {
                 source: self.source,
             }
             .start(),
-            Storage::Memory(content) => {
+            Storage::MemoryFile(content) => {
                 let bytes = lock(&content).clone();
                 let known = format::decode(bytes, &self.node).ok();
-                let keeper = Keeper(Pen::Memory(content, self.node));
-                let left = Left {
+                let writer = CheckpointWriter(Output::MemoryFile(content, self.node));
+                let left = Remains {
                     picture: known.map(|loaded| loaded.picture),
-                    ..Left::default()
+                    ..Remains::default()
                 };
-                Ok((keeper, left))
+                Ok((writer, left))
             }
         }
     }
@@ -262,15 +262,15 @@ struct Disk {
 }
 
 impl Disk {
-    fn start(self) -> std::io::Result<(Keeper, Left)> {
-        let desk = Arc::<Desk>::default();
-        let theirs = desk.clone();
+    fn start(self) -> std::io::Result<(CheckpointWriter, Remains)> {
+        let slot = Arc::<Slot>::default();
+        let theirs = slot.clone();
         let (told, memory) = sync_channel(1);
         let (ends, ended) = sync_channel(1);
         let path = self.path.clone();
         let thread = move || {
             let suspects = file::read_text(&self.suspects());
-            let left = Left {
+            let left = Remains {
                 suspects: suspects.clone(),
                 picture: self.load(),
             };
@@ -286,9 +286,9 @@ impl Disk {
             let file = path.display();
             tracing::warn!(%file, "cannot read the cache within {PATIENCE:?}; the agent starts \
                                    without it");
-            Left::default()
+            Remains::default()
         });
-        Ok((Keeper(Pen::Thread { desk, ended }), left))
+        Ok((CheckpointWriter(Output::Thread { slot, ended }), left))
     }
 
     fn suspects(&self) -> PathBuf {
@@ -337,14 +337,14 @@ impl Disk {
         }
     }
 
-    fn write_all(&self, desk: &Desk, mut noted: String) {
+    fn write_all(&self, slot: &Slot, mut noted: String) {
         let file = self.path.display();
         let suspects = self.suspects();
         let mut complained = false;
-        while let Some(sheet) = desk.next() {
-            let picture = match sheet {
-                Sheet::Picture(picture) => picture,
-                Sheet::Note(note) => {
+        while let Some(item) = slot.next() {
+            let picture = match item {
+                Item::Picture(picture) => picture,
+                Item::Note(note) => {
                     if note != noted {
                         // Without notes, no death is explained: nothing else fails.
                         let _ = file::put(&suspects, &note);
@@ -377,21 +377,21 @@ impl Disk {
     }
 }
 
-impl Keeper {
+impl CheckpointWriter {
     /// Returns a way to write what the agent works on, in place of what was written before; `None` = there is no disk.
     pub fn notes(&self) -> Option<Tell> {
-        let Pen::Thread { desk, .. } = &self.0 else {
+        let Output::Thread { slot, .. } = &self.0 else {
             return None;
         };
-        let desk = Arc::clone(desk);
-        Some(Box::new(move |note| desk.put_note(note)))
+        let slot = Arc::clone(slot);
+        Some(Box::new(move |note| slot.put_note(note)))
     }
 
     /// Hands over a picture to write.
     pub fn take(&self, picture: Picture) {
         match &self.0 {
-            Pen::Thread { desk, .. } => desk.put(Some(picture), false),
-            Pen::Memory(content, node) => {
+            Output::Thread { slot, .. } => slot.put(Some(picture), false),
+            Output::MemoryFile(content, node) => {
                 let mut bytes = Vec::new();
                 // Memory takes everything.
                 let _ = format::encode(&mut bytes, node, &picture);
@@ -402,21 +402,21 @@ impl Keeper {
 
     /// Ends the thread and waits until it has written everything, for a few seconds at most.
     pub fn close(&self, last: Option<Picture>) {
-        let Pen::Thread { desk, ended } = &self.0 else {
+        let Output::Thread { slot, ended } = &self.0 else {
             last.into_iter().for_each(|picture| self.take(picture));
             return;
         };
-        desk.put(last, true);
+        slot.put(last, true);
         if ended.recv_timeout(PATIENCE) == Err(RecvTimeoutError::Timeout) {
             tracing::warn!("the cache is still not written after {PATIENCE:?}");
         }
     }
 }
 
-impl Drop for Keeper {
+impl Drop for CheckpointWriter {
     fn drop(&mut self) {
-        if let Pen::Thread { desk, ended } = &self.0 {
-            desk.put(None, true);
+        if let Output::Thread { slot, ended } = &self.0 {
+            slot.put(None, true);
             if std::thread::panicking() {
                 // The note of what the engine worked on has to be written before the process ends.
                 let _ = ended.recv_timeout(PATIENCE);
@@ -425,7 +425,7 @@ impl Drop for Keeper {
     }
 }
 
-fn lock(content: &Memory) -> MutexGuard<'_, Vec<u8>> {
+fn lock(content: &MemoryFile) -> MutexGuard<'_, Vec<u8>> {
     // The content is replaced as a whole.
     content.lock().unwrap_or_else(PoisonError::into_inner)
 }

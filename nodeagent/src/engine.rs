@@ -14,7 +14,7 @@ mod assemble;
 mod confirmation;
 mod core;
 mod followers;
-mod keeping;
+mod checkpoint;
 mod now;
 mod pipeline;
 mod planner;
@@ -28,7 +28,7 @@ mod tests;
 
 pub use alone::AloneSettings;
 pub use followers::Followers;
-pub use keeping::Recall;
+pub use checkpoint::CheckpointSettings;
 
 use futures_util::future::BoxFuture;
 use kplane_model::{RangeDigests, ServiceName};
@@ -129,7 +129,7 @@ impl Engine {
         settings: NodeSettings,
         followers: Followers,
     ) -> Result<Self, OpenError> {
-        Self::start(Box::new(open), settings, followers, Recall::default()).await
+        Self::start(Box::new(open), settings, followers, CheckpointSettings::default()).await
     }
 
     /// Starts the thread like [`Engine::spawn_with`], with a memory of what the node served. The future is boxed, so that
@@ -141,16 +141,16 @@ impl Engine {
         open: Opener,
         settings: NodeSettings,
         followers: Followers,
-        recall: Recall,
+        restore: CheckpointSettings,
     ) -> BoxFuture<'static, Result<Self, OpenError>> {
-        Box::pin(Self::begin(open, settings, followers, recall))
+        Box::pin(Self::begin(open, settings, followers, restore))
     }
 
     async fn begin(
         open: Opener,
         settings: NodeSettings,
         followers: Followers,
-        recall: Recall,
+        restore: CheckpointSettings,
     ) -> Result<Self, OpenError> {
         let (commands, inbox) = mpsc::channel(QUEUE);
         let (publish, reports) = watch::channel(Report::default());
@@ -172,7 +172,7 @@ impl Engine {
                     return;
                 }
             };
-            core.recall(recall);
+            core.restore(restore);
             // The first connection resumes from what an earlier process served.
             publish.send_replace(core.report());
             // The caller may be gone. Then all handles are gone as well, and `run` returns at once.
@@ -354,10 +354,10 @@ impl Engine {
     }
 
     /// Creates an engine, and its work as a future for the caller's runtime, whose time may stand still.
-    pub fn local(backend: Backend, recall: Recall) -> (Self, impl Future<Output = ()> + Send) {
+    pub fn local(backend: Backend, restore: CheckpointSettings) -> (Self, impl Future<Output = ()> + Send) {
         let (mut engine, inbox, publish) = Self::scripted();
         let mut core = Core::new(backend, NodeSettings::default(), Followers::default());
-        core.recall(recall);
+        core.restore(restore);
         publish.send_replace(core.report());
         engine.backend = core.backend();
         engine.confirmation = core.confirmation();

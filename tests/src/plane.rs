@@ -5,7 +5,7 @@ use std::time::{Duration, SystemTime};
 
 use anyhow::{Context as _, Result};
 use kp_nodeagent::desired::{Collector, Update};
-use kp_nodeagent::engine::{Engine, Followers, Recall};
+use kp_nodeagent::engine::{CheckpointSettings, Engine, Followers};
 use kp_nodeagent::report::Sync;
 use kplane_dataplane::backend::{Kind, OpenError, Settings};
 use kplane_dataplane::plan::NodeSettings;
@@ -31,7 +31,7 @@ pub async fn engine(
     settings: NodeSettings,
     backend: Settings,
 ) -> Result<Engine> {
-    recalling(kind, ns, settings, backend, Recall::default()).await
+    recalling(kind, ns, settings, backend, CheckpointSettings::default()).await
 }
 
 /// The same with a memory of what the node served.
@@ -40,7 +40,7 @@ pub async fn recalling(
     ns: NetNs,
     settings: NodeSettings,
     backend: Settings,
-    recall: Recall,
+    restore: CheckpointSettings,
 ) -> Result<Engine> {
     let open = move || {
         let inside = ns.enter().map_err(|error| OpenError {
@@ -51,7 +51,7 @@ pub async fn recalling(
         std::mem::forget(inside);
         kind.open(&backend)
     };
-    Ok(Engine::start(Box::new(open), settings, Followers::default(), recall).await?)
+    Ok(Engine::start(Box::new(open), settings, Followers::default(), restore).await?)
 }
 
 /// What happened in the cluster reaches the store.

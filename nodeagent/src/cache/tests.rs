@@ -56,7 +56,7 @@ impl Cache {
     fn path(&self) -> &Path {
         match &self.place {
             Storage::File(path) => path,
-            Storage::Memory(_) => panic!("there is no file"),
+            Storage::MemoryFile(_) => panic!("there is no file"),
         }
     }
 }
@@ -67,8 +67,8 @@ fn cache(folder: &TempDir) -> Cache {
 
 /// Writes with a thread, as an agent does.
 fn write(cache: &Cache, objects: Vec<DesiredObject>) {
-    let (keeper, _) = cache.clone().start().unwrap();
-    keeper.close(Some(picture(objects)));
+    let (writer, _) = cache.clone().start().unwrap();
+    writer.close(Some(picture(objects)));
 }
 
 fn read(cache: &Cache) -> Option<Vec<DesiredObject>> {
@@ -114,11 +114,11 @@ fn a_file_of_another_source_is_of_no_use() {
     let source = |folder: Option<&str>| folder.map(|folder| folder_id(Path::new(folder)));
     for written in folders {
         let folder = TempDir::new().unwrap();
-        let (keeper, _) = cache(&folder).start().unwrap();
+        let (writer, _) = cache(&folder).start().unwrap();
         let cluster = source(written).unwrap_or_else(|| "a-uid".to_owned());
         assert!(cluster.len() <= 64, "{cluster}");
         let cluster = cluster.as_str().into();
-        keeper.close(Some(Picture {
+        writer.close(Some(Picture {
             cluster,
             ..picture(objects())
         }));
@@ -389,12 +389,12 @@ fn a_disk_that_takes_nothing_leaves_the_old_file() {
 fn the_newest_picture_is_written_in_the_end() {
     let folder = TempDir::new().unwrap();
     let cache = cache(&folder);
-    let (keeper, left) = cache.clone().start().unwrap();
+    let (writer, left) = cache.clone().start().unwrap();
     assert!(left.picture.is_none());
     for round in 0..100 {
-        keeper.take(picture(vec![node(&format!("z{round}"))]));
+        writer.take(picture(vec![node(&format!("z{round}"))]));
     }
-    keeper.close(None);
+    writer.close(None);
     assert_eq!(read(&cache), Some(vec![node("z99")]));
 }
 
@@ -403,8 +403,8 @@ fn the_newest_picture_is_written_in_the_end() {
 fn a_note_of_a_long_work_outlives_the_process() {
     let folder = TempDir::new().unwrap();
     let file = folder.path().join("suspects-n1");
-    let (keeper, left) = cache(&folder).start().unwrap();
-    let mut tell = keeper.notes().unwrap();
+    let (writer, left) = cache(&folder).start().unwrap();
+    let mut tell = writer.notes().unwrap();
     for text in ["long", "", "longer"] {
         tell(text.to_owned());
         let deadline = Instant::now() + Duration::from_secs(10);
@@ -414,11 +414,11 @@ fn a_note_of_a_long_work_outlives_the_process() {
         }
     }
     assert_eq!(left.suspects, "");
-    let (keeper, left) = cache(&folder).start().unwrap();
+    let (writer, left) = cache(&folder).start().unwrap();
     assert_eq!(left.suspects, "longer");
-    let mut tell = keeper.notes().unwrap();
+    let mut tell = writer.notes().unwrap();
     let engine = std::thread::spawn(move || {
-        let _keeper = keeper;
+        let _keeper = writer;
         tell("quick".to_owned());
         panic!("a deliberate panic of the engine");
     });

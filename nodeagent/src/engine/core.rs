@@ -10,7 +10,7 @@ use kplane_model::{DesiredKey, Family, NodeFacts, RangeDigests, ServiceName};
 use super::alone::Alone;
 use super::confirmation::Confirmation;
 use super::followers::Followers;
-use super::keeping::{Keeping, Recall};
+use super::checkpoint::{Checkpoint, CheckpointSettings};
 use super::now::Now;
 use super::pipeline::{ApplyOutcome, Context, Pipeline};
 use super::policies::Policies;
@@ -55,7 +55,7 @@ struct Origin {
 
 pub(super) struct Core {
     desired: Desired,
-    keeping: Keeping,
+    checkpoint: Checkpoint,
     alone: Alone,
     backend: &'static Description,
     serving: Option<Serving>,
@@ -81,7 +81,7 @@ impl Core {
     pub(super) fn new(backend: Backend, settings: NodeSettings, followers: Followers) -> Self {
         Self {
             desired: Desired::default(),
-            keeping: Keeping::default(),
+            checkpoint: Checkpoint::default(),
             alone: Alone::default(),
             backend: backend.description,
             serving: backend.serving,
@@ -111,10 +111,10 @@ impl Core {
     }
 
     /// Loads what an earlier process served. Called before the first update.
-    pub(super) fn recall(&mut self, recall: Recall) {
-        let alone = recall.alone;
+    pub(super) fn restore(&mut self, restore: CheckpointSettings) {
+        let alone = restore.alone;
         let suspects;
-        (self.desired, self.keeping, suspects) = recall.begin();
+        (self.desired, self.checkpoint, suspects) = restore.begin();
         if let Some((left, tell)) = suspects {
             self.policies.remember_deaths(&left, tell);
         }
@@ -124,7 +124,7 @@ impl Core {
 
     /// Returns when a control plane last confirmed the desired state.
     pub(super) fn confirmation(&self) -> Confirmation {
-        self.keeping.confirmation().clone()
+        self.checkpoint.confirmation().clone()
     }
 
     pub(super) fn backend(&self) -> &'static Description {
@@ -159,13 +159,13 @@ impl Core {
         let touched = self.desired.apply(update)?;
         let now = Now::real();
         self.alone.answered();
-        self.keeping.confirmation().set(confirmed_ms);
+        self.checkpoint.confirmation().set(confirmed_ms);
         if stale {
             tracing::info!(
                 "a control plane has answered: the node is not served from the cache file any more"
             );
         }
-        self.keeping
+        self.checkpoint
             .taken(first, &self.desired, &mut self.families, now);
         let released = self.desired.held_services() < held;
         let changed =
@@ -178,7 +178,7 @@ impl Core {
         }
         // Another epoch makes another resume token.
         if released || changed || before != Some(epoch) {
-            self.keeping.changed(released, now.instant);
+            self.checkpoint.changed(released, now.instant);
         }
         for trigger in triggers {
             self.families[trigger.family as usize].triggered(epoch, trigger);
@@ -217,7 +217,7 @@ impl Core {
         let Some(position) = self.desired.position() else {
             return;
         };
-        if self.keeping.hands_off() {
+        if self.checkpoint.hands_off() {
             return;
         }
         let mut sum = Applied {
@@ -299,7 +299,7 @@ impl Core {
     fn finish(&mut self, work: &Work, position: Position, sum: &Applied) {
         let finished_at_ms = now_ms();
         let complete = self.applied() == Some(position);
-        self.keeping.served |= complete;
+        self.checkpoint.served |= complete;
         if complete {
             self.behind = None;
         }
@@ -343,7 +343,7 @@ impl Core {
         let families = self.families.iter().filter_map(Pipeline::due);
         let due = families
             .chain(self.policies.due())
-            .chain(self.keeping.due());
+            .chain(self.checkpoint.due());
         due.chain(self.alone.due()).min()
     }
 
@@ -397,14 +397,14 @@ impl Core {
             // The next part waits for a turn of Services.
         } else if let Some(due) = self.families.iter_mut().find(|p| p.verify_is_due(now)) {
             due.verify(now);
-        } else if self.keeping.is_due(now) {
-            self.keeping.hand_over(&self.desired, now.instant);
+        } else if self.checkpoint.is_due(now) {
+            self.checkpoint.hand_over(&self.desired, now.instant);
         }
     }
 
     /// Writes the cache file if it is not up to date.
     pub(super) fn close(mut self) {
-        self.keeping.close(&self.desired);
+        self.checkpoint.close(&self.desired);
     }
 
     pub(super) fn report(&self) -> Report {
@@ -432,7 +432,7 @@ impl Core {
                 .collect(),
             last_sync: self.last_sync.clone(),
             counts: self.counts(),
-            keeps: self.keeping.held(&self.desired),
+            keeps: self.checkpoint.held(&self.desired),
             partial: self.desired.confidence().0 == Confidence::Partial,
             families: [v4, v6].map(|family| family.report(&self.desired)),
             servers: [v4, v6].map(Pipeline::servers),

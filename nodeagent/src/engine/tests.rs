@@ -2,7 +2,7 @@
 
 mod alone;
 mod followers;
-mod keeping;
+mod checkpoint;
 mod drift;
 mod settings;
 mod steps;
@@ -227,13 +227,13 @@ impl Rig {
     }
 
     /// Ends the process in order, and starts the next one.
-    fn restart(&mut self, recall: Recall) {
+    fn restart(&mut self, restore: CheckpointSettings) {
         let (publisher, _) = service_health::channel();
         let followers = Followers::new(publisher, self.counters.clone());
         let backend = self.script.backend();
         let next = Core::new(backend, NodeSettings::default(), followers);
         std::mem::replace(&mut self.core, next).close();
-        self.core.recall(recall);
+        self.core.restore(restore);
     }
 
     fn update(&mut self, update: Update) {

@@ -6,7 +6,7 @@ use std::time::Duration;
 use kp_nodeagent::cache::{Cache, Memory};
 use kp_nodeagent::connection::Connection;
 use kp_nodeagent::desired::CliffGuard;
-use kp_nodeagent::engine::{AloneSettings, Engine, Recall};
+use kp_nodeagent::engine::{AloneSettings, CheckpointSettings, Engine};
 use kp_nodeagent::report::Report;
 use kp_nodeagent::sync::{Client, Identity};
 use kplane_model::{NodeName, ServiceName};
@@ -81,7 +81,7 @@ impl Agent {
         let known = Cache::parse(content, &self.name()).ok();
         let position = known.map(|picture| (picture.position.epoch, picture.position.revision));
         lock(&self.wire.ledger).starts(self.node, position);
-        let recall = Recall {
+        let restore = CheckpointSettings {
             guard: CliffGuard {
                 enabled: true,
                 share_percent: u8::try_from(CLIFF.0).unwrap_or(100),
@@ -90,7 +90,7 @@ impl Agent {
             cache: Some(Cache::in_memory(self.file.clone(), self.name())),
             alone: Some(AloneSettings::default()),
         };
-        let (engine, work) = Engine::local(self.kernel.open(), recall);
+        let (engine, work) = Engine::local(self.kernel.open(), restore);
         let identity = Identity {
             node: self.name(),
             instance: self.starts,

@@ -7,7 +7,7 @@ use anyhow::{Context as _, Result, anyhow, ensure};
 use kp_nodeagent::cache::{Cache, Memory};
 use kp_nodeagent::denials::Denials;
 use kp_nodeagent::desired::Position;
-use kp_nodeagent::engine::{Engine, Recall};
+use kp_nodeagent::engine::{CheckpointSettings, Engine};
 use kp_nodeagent::report::{Failure, Report};
 use kplane_dataplane::backend::{self, Inspection, Settings};
 use kplane_dataplane::plan::NodeSettings;
@@ -50,11 +50,11 @@ struct Member {
 
 impl Member {
     /// How its next process remembers what it serves.
-    fn recall(&self) -> Recall {
+    fn restore(&self) -> CheckpointSettings {
         let cache = Cache::in_memory(self.memory.clone(), self.name.as_str().into());
-        Recall {
+        CheckpointSettings {
             cache: Some(cache),
-            ..Recall::default()
+            ..CheckpointSettings::default()
         }
     }
 }
@@ -218,14 +218,14 @@ impl Cluster {
     pub fn restart_with_memory(&mut self, settings: &NodeSettings) -> Result<()> {
         let backend = Settings::default();
         for member in std::mem::take(&mut self.members) {
-            let recall = member.recall();
+            let restore = member.restore();
             let mut reports = member.engine.reports();
             drop(member.engine);
             let next = self.runtime.block_on(async {
                 // The file is written at the end.
                 while reports.changed().await.is_ok() {}
                 let (ns, settings) = (member.ns.clone(), settings.clone());
-                recalling(self.kind, ns, settings, backend.clone(), recall).await
+                recalling(self.kind, ns, settings, backend.clone(), restore).await
             });
             self.members.push(Member {
                 engine: next?,

@@ -25,7 +25,7 @@ impl Core {
     pub(in crate::engine) fn follow(&mut self, followed: &Followed, now: Now) {
         self.policies.follow(followed);
         if let Some(position) = self.desired.position()
-            && !self.keeping.hands_off()
+            && !self.checkpoint.hands_off()
         {
             // As if the node had changed. What the kernel refuses now comes with the next attempt.
             let touched = Touched {

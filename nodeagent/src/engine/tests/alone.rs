@@ -3,7 +3,7 @@
 use kplane_proto::v1::Confidence;
 use tempfile::TempDir;
 
-use super::keeping::{at, services};
+use super::checkpoint::{at, services};
 use super::*;
 
 const EMPTY: Duration = Duration::from_millis(100);
@@ -135,7 +135,7 @@ fn nothing_is_served_from_a_file_without_services_or_where_it_is_off() {
     let rig = Rig::remembering(&folder, vec![node("z")]);
     assert_eq!(rig.core.due(), None);
     let mut rig = Rig::remembering(&folder, services(3));
-    rig.restart(Recall {
+    rig.restart(CheckpointSettings {
         alone: None,
         ..at(&folder)
     });

@@ -20,11 +20,11 @@ pub(super) fn services(count: u8) -> Vec<DesiredObject> {
     (0..count).map(service).collect()
 }
 
-pub(super) fn at(folder: &TempDir) -> Recall {
-    Recall {
+pub(super) fn at(folder: &TempDir) -> CheckpointSettings {
+    CheckpointSettings {
         cache: Some(Cache::new(folder.path(), "n1".into())),
         alone: Some(AloneSettings::default()),
-        ..Recall::default()
+        ..CheckpointSettings::default()
     }
 }
 
@@ -105,37 +105,37 @@ fn what_another_cluster_sent_is_kept_only_if_the_kernel_serves_it() {
 #[test]
 fn what_changes_is_written_down_every_few_seconds() {
     let folder = TempDir::new().unwrap();
-    let (mut desired, mut keeping, _) = at(&folder).begin();
+    let (mut desired, mut checkpoint, _) = at(&folder).begin();
     desired
         .apply(Plane::new(services(3)).snapshot_update())
         .unwrap();
     let begin = Instant::now();
     let after = |tenths: u32| begin + SECOND * tenths / 10;
-    keeping.changed(false, begin);
-    assert_eq!(keeping.due(), None, "no kernel has served it");
-    keeping.served = true;
-    keeping.changed(false, after(5));
-    assert_eq!(keeping.due(), Some(after(10)));
-    keeping.hand_over(&desired, after(10));
+    checkpoint.changed(false, begin);
+    assert_eq!(checkpoint.due(), None, "no kernel has served it");
+    checkpoint.served = true;
+    checkpoint.changed(false, after(5));
+    assert_eq!(checkpoint.due(), Some(after(10)));
+    checkpoint.hand_over(&desired, after(10));
     let refresh = after(10) + 3_600 * SECOND;
-    assert_eq!(keeping.due(), Some(refresh));
-    keeping.hand_over(&desired, refresh);
-    assert_eq!(keeping.due(), Some(refresh + 3_600 * SECOND));
-    keeping.changed(false, after(11));
-    assert_eq!(keeping.due(), Some(after(60)));
-    keeping.changed(true, after(12));
+    assert_eq!(checkpoint.due(), Some(refresh));
+    checkpoint.hand_over(&desired, refresh);
+    assert_eq!(checkpoint.due(), Some(refresh + 3_600 * SECOND));
+    checkpoint.changed(false, after(11));
+    assert_eq!(checkpoint.due(), Some(after(60)));
+    checkpoint.changed(true, after(12));
     assert_eq!(
-        keeping.due(),
+        checkpoint.due(),
         Some(after(12)),
         "what was approved does not come back"
     );
-    keeping.confirmation().set(12);
-    keeping.close(&desired);
-    let (remembered, keeping, _) = at(&folder).begin();
+    checkpoint.confirmation().set(12);
+    checkpoint.close(&desired);
+    let (remembered, checkpoint, _) = at(&folder).begin();
     assert_eq!(remembered.resume(), desired.resume());
-    assert_eq!(keeping.confirmation().get(), 12);
+    assert_eq!(checkpoint.confirmation().get(), 12);
 
-    let (_, mut nowhere, _) = Recall::default().begin();
+    let (_, mut nowhere, _) = CheckpointSettings::default().begin();
     nowhere.changed(true, begin);
     assert_eq!(nowhere.due(), None);
 }
@@ -148,7 +148,7 @@ fn a_kernel_of_which_nothing_is_known_is_left_alone_until_the_picture_is_whole()
     ] {
         let mut rig = Rig::new([]);
         rig.script.set(|script| script.found = true);
-        rig.restart(Recall::default());
+        rig.restart(CheckpointSettings::default());
         rig.fail_over(doubtful, objects);
         assert!(rig.script.calls().is_empty());
         rig.core.configure(NodeSettings::default(), rig.now);

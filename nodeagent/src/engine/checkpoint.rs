@@ -10,7 +10,7 @@ use super::alone::AloneSettings;
 use super::confirmation::Confirmation;
 use super::now::Now;
 use super::pipeline::Pipeline;
-use crate::cache::{Cache, Keeper};
+use crate::cache::{Cache, CheckpointWriter};
 use crate::desired::{CliffGuard, Confidence, Desired, Held, Picture, Position};
 use kplane_dataplane::policy::Tell;
 
@@ -26,7 +26,7 @@ const REFRESH: Duration = Duration::from_secs(3_600);
 
 /// The engine's protection against absence.
 #[derive(Clone, Debug, Default)]
-pub struct Recall {
+pub struct CheckpointSettings {
     /// The limit on how much may go at once.
     pub guard: CliffGuard,
     /// The cache file; `None` = none.
@@ -35,25 +35,25 @@ pub struct Recall {
     pub alone: Option<AloneSettings>,
 }
 
-impl Recall {
+impl CheckpointSettings {
     /// Returns the desired state that remembers the cache file, and the keeper of that file.
     /// Waits for the disk, for some seconds at most.
-    pub(super) fn begin(self) -> (Desired, Keeping, Option<(String, Tell)>) {
+    pub(super) fn begin(self) -> (Desired, Checkpoint, Option<(String, Tell)>) {
         let mut desired = Desired::new(self.guard);
-        let mut keeping = Keeping {
+        let mut checkpoint = Checkpoint {
             blind: true,
-            ..Keeping::default()
+            ..Checkpoint::default()
         };
         let mut suspects = None;
         match self.cache.map(Cache::start) {
             None => {}
-            Some(Ok((keeper, left))) => {
-                suspects = keeper.notes().map(|tell| (left.suspects, tell));
-                keeping.keeper = Some(keeper);
-                keeping.blind = left.picture.is_none();
+            Some(Ok((writer, left))) => {
+                suspects = writer.notes().map(|tell| (left.suspects, tell));
+                checkpoint.writer = Some(writer);
+                checkpoint.blind = left.picture.is_none();
                 if let Some(picture) = left.picture {
-                    keeping.written = Some((picture.position, picture.confirmed_ms));
-                    keeping.confirmation.set(picture.confirmed_ms);
+                    checkpoint.written = Some((picture.position, picture.confirmed_ms));
+                    checkpoint.confirmation.set(picture.confirmed_ms);
                     desired.restore(picture);
                 }
             }
@@ -61,13 +61,13 @@ impl Recall {
                 tracing::warn!(%error, "cannot start the thread that writes the cache file; after a restart this agent starts without it");
             }
         }
-        (desired, keeping, suspects)
+        (desired, checkpoint, suspects)
     }
 }
 
 #[derive(Debug, Default)]
-pub(super) struct Keeping {
-    keeper: Option<Keeper>,
+pub(super) struct Checkpoint {
+    writer: Option<CheckpointWriter>,
     /// The time of the next write.
     due: Option<Instant>,
     handed_over: Option<Instant>,
@@ -86,7 +86,7 @@ pub(super) struct Keeping {
     told: bool,
 }
 
-impl Keeping {
+impl Checkpoint {
     /// Records that an update was taken; `first` if it is the first one.
     pub(super) fn taken(
         &mut self,
@@ -154,7 +154,7 @@ impl Keeping {
 
     /// Records that the served state has changed; `released` if something is not held any more.
     pub(super) fn changed(&mut self, released: bool, now: Instant) {
-        if self.keeper.is_none() || self.hands_off() {
+        if self.writer.is_none() || self.hands_off() {
             return;
         }
         // The next start must not undo an approved removal.
@@ -176,18 +176,18 @@ impl Keeping {
     pub(super) fn hand_over(&mut self, desired: &Desired, now: Instant) {
         self.refresh = Some(now + REFRESH);
         let picture = self.unwritten(desired);
-        if let (Some(keeper), Some(picture)) = (&self.keeper, picture) {
+        if let (Some(writer), Some(picture)) = (&self.writer, picture) {
             let objects = u32::try_from(picture.objects.len()).unwrap_or(u32::MAX);
             self.handed_over = Some(now + INTERVAL.max(INTERVAL_OF_ONE * objects));
-            keeper.take(picture);
+            writer.take(picture);
         }
     }
 
     /// Writes what is not written yet, at the end of the engine.
     pub(super) fn close(&mut self, desired: &Desired) {
         let last = self.unwritten(desired);
-        if let Some(keeper) = self.keeper.take() {
-            keeper.close(last);
+        if let Some(writer) = self.writer.take() {
+            writer.close(last);
         }
     }
 
