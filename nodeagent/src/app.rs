@@ -29,7 +29,7 @@ use crate::config::{Config, Source};
 use crate::connection::Connection;
 use crate::departing::Farewell;
 use crate::desired;
-use crate::engine::{AloneSettings, Engine, Followers, Opener, CheckpointSettings, Stopped};
+use crate::engine::{OfflineStartSettings, Engine, Followers, Opener, CheckpointSettings, Stopped};
 use crate::handover::{self, Handover};
 use crate::healthz::Health;
 use crate::metrics::{Counters, Metrics, Sources};
@@ -274,14 +274,14 @@ async fn ends_with<E: From<Stopped>>(engine: Engine) -> Result<(), E> {
 fn restore(config: &Config) -> CheckpointSettings {
     let cache = config.cache_dir.as_deref();
     let programs_kernel = config.backend.describe().programs_kernel;
-    let alone = AloneSettings {
+    let offline_start = OfflineStartSettings {
         kube_proxy: programs_kernel.then(|| Ports::new(config.healthz, config.metrics)),
     };
     CheckpointSettings {
         guard: config.cliff_guard,
         cache: cache
             .map(|folder| Cache::new(folder, config.node_name.clone()).of(config.source.id())),
-        alone: may_be_away(&config.source).then_some(alone),
+        offline_start: may_be_away(&config.source).then_some(offline_start),
     }
 }
 

@@ -9,7 +9,7 @@
 //! object. The engine is a thread and not a task, because netlink blocks, and because a network namespace belongs to a thread.
 
 mod alarm;
-mod alone;
+mod offline_start;
 mod assemble;
 mod confirmation;
 mod core;
@@ -26,7 +26,7 @@ mod warnings;
 #[cfg(test)]
 mod tests;
 
-pub use alone::AloneSettings;
+pub use offline_start::OfflineStartSettings;
 pub use followers::Followers;
 pub use checkpoint::CheckpointSettings;
 

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use kplane_model::Family;
 
-use super::alone::AloneSettings;
+use super::offline_start::OfflineStartSettings;
 use super::confirmation::Confirmation;
 use super::now::Now;
 use super::pipeline::Pipeline;
@@ -32,7 +32,7 @@ pub struct CheckpointSettings {
     /// The cache file; `None` = none.
     pub cache: Option<Cache>,
     /// How to serve from the cache file while no control plane answers; `None` = not at all.
-    pub alone: Option<AloneSettings>,
+    pub offline_start: Option<OfflineStartSettings>,
 }
 
 impl CheckpointSettings {

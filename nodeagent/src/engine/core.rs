@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use kplane_model::{DesiredKey, Family, NodeFacts, RangeDigests, ServiceName};
 
-use super::alone::Alone;
+use super::offline_start::OfflineStart;
 use super::confirmation::Confirmation;
 use super::followers::Followers;
 use super::checkpoint::{Checkpoint, CheckpointSettings};
@@ -56,7 +56,7 @@ struct Origin {
 pub(super) struct Core {
     desired: Desired,
     checkpoint: Checkpoint,
-    alone: Alone,
+    offline_start: OfflineStart,
     backend: &'static Description,
     serving: Option<Serving>,
     /// The kernel's reports of changes by other programs.
@@ -82,7 +82,7 @@ impl Core {
         Self {
             desired: Desired::default(),
             checkpoint: Checkpoint::default(),
-            alone: Alone::default(),
+            offline_start: OfflineStart::default(),
             backend: backend.description,
             serving: backend.serving,
             notifications: backend.notifications,
@@ -112,14 +112,14 @@ impl Core {
 
     /// Loads what an earlier process served. Called before the first update.
     pub(super) fn restore(&mut self, restore: CheckpointSettings) {
-        let alone = restore.alone;
+        let offline_start = restore.offline_start;
         let suspects;
         (self.desired, self.checkpoint, suspects) = restore.begin();
         if let Some((left, tell)) = suspects {
             self.policies.remember_deaths(&left, tell);
         }
         self.settings.last_known = self.desired.last_known();
-        self.alone = Alone::begin(alone, &self.desired, Now::real().instant);
+        self.offline_start = OfflineStart::begin(offline_start, &self.desired, Now::real().instant);
     }
 
     /// Returns when a control plane last confirmed the desired state.
@@ -158,7 +158,7 @@ impl Core {
         self.desired.forget_if_foreign(&update.cluster, serves);
         let touched = self.desired.apply(update)?;
         let now = Now::real();
-        self.alone.answered();
+        self.offline_start.answered();
         self.checkpoint.confirmation().set(confirmed_ms);
         if stale {
             tracing::info!(
@@ -281,7 +281,7 @@ impl Core {
     fn serve_alone(&mut self, now: Now) {
         let families = &mut self.families;
         let serving = || families.iter_mut().any(Pipeline::has_services);
-        if !self.alone.decide(now.instant, serving) {
+        if !self.offline_start.decide(now.instant, serving) {
             return;
         }
         self.desired.serve_restored();
@@ -344,7 +344,7 @@ impl Core {
         let due = families
             .chain(self.policies.due())
             .chain(self.checkpoint.due());
-        due.chain(self.alone.due()).min()
+        due.chain(self.offline_start.due()).min()
     }
 
     /// Returns a descriptor that is readable when [`Core::listen`] may have notifications to read.
@@ -368,7 +368,7 @@ impl Core {
     /// Does one thing that is due. The order is: serving from the cache file, repairs of other programs'
     /// changes, retries, reading back, writing the cache file.
     pub(super) fn tick(&mut self, now: Now) {
-        if self.alone.is_due(now.instant) {
+        if self.offline_start.is_due(now.instant) {
             return self.serve_alone(now);
         }
         if let Some(due) = self.families.iter_mut().find(|p| p.repair_is_due(now)) {

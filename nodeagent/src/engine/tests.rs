@@ -1,6 +1,6 @@
 //! Tests of the engine: with time as an argument, and once with its thread.
 
-mod alone;
+mod offline_start;
 mod followers;
 mod checkpoint;
 mod drift;

@@ -6,7 +6,7 @@ use std::time::Duration;
 use kp_nodeagent::cache::{Cache, Memory};
 use kp_nodeagent::connection::Connection;
 use kp_nodeagent::desired::CliffGuard;
-use kp_nodeagent::engine::{AloneSettings, CheckpointSettings, Engine};
+use kp_nodeagent::engine::{CheckpointSettings, Engine, OfflineStartSettings};
 use kp_nodeagent::report::Report;
 use kp_nodeagent::sync::{Client, Identity};
 use kplane_model::{NodeName, ServiceName};
@@ -88,7 +88,7 @@ impl Agent {
                 minimum: CLIFF.1 as u64,
             },
             cache: Some(Cache::in_memory(self.file.clone(), self.name())),
-            alone: Some(AloneSettings::default()),
+            offline_start: Some(OfflineStartSettings::default()),
         };
         let (engine, work) = Engine::local(self.kernel.open(), restore);
         let identity = Identity {

@@ -23,7 +23,7 @@ pub(super) fn services(count: u8) -> Vec<DesiredObject> {
 pub(super) fn at(folder: &TempDir) -> CheckpointSettings {
     CheckpointSettings {
         cache: Some(Cache::new(folder.path(), "n1".into())),
-        alone: Some(AloneSettings::default()),
+        offline_start: Some(OfflineStartSettings::default()),
         ..CheckpointSettings::default()
     }
 }

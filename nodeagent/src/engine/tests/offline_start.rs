@@ -136,7 +136,7 @@ fn nothing_is_served_from_a_file_without_services_or_where_it_is_off() {
     assert_eq!(rig.core.due(), None);
     let mut rig = Rig::remembering(&folder, services(3));
     rig.restart(CheckpointSettings {
-        alone: None,
+        offline_start: None,
         ..at(&folder)
     });
     assert_eq!(rig.core.due(), None);

@@ -26,15 +26,15 @@ const RIVAL_LOOK: Duration = Duration::from_secs(10);
 
 /// Settings of serving from the cache file.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct AloneSettings {
+pub struct OfflineStartSettings {
     /// The ports on which a kube-proxy may listen; `None` = ignore kube-proxy.
     pub kube_proxy: Option<Ports>,
 }
 
 /// The wait for a control plane.
 #[derive(Debug, Default)]
-pub(super) struct Alone {
-    settings: AloneSettings,
+pub(super) struct OfflineStart {
+    settings: OfflineStartSettings,
     begun: Option<Instant>,
     /// The end of the wait; `None` = the file is not served, or served already.
     due: Option<Instant>,
@@ -42,9 +42,9 @@ pub(super) struct Alone {
     told: bool,
 }
 
-impl Alone {
+impl OfflineStart {
     /// Begins to wait, if there is something to serve.
-    pub(super) fn begin(settings: Option<AloneSettings>, desired: &Desired, now: Instant) -> Self {
+    pub(super) fn begin(settings: Option<OfflineStartSettings>, desired: &Desired, now: Instant) -> Self {
         let settings = settings.filter(|_| desired.remembers_services());
         Self {
             settings: settings.unwrap_or_default(),
