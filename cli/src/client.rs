@@ -25,7 +25,7 @@ pub(crate) use error::Error;
 use streams::Messages;
 pub(crate) use streams::{ConvergenceStream, FleetStream, ServiceStream};
 
-use crate::reach::{Bearer, Connection, Reach, cause_at};
+use crate::connection::{Bearer, Connection, Route, cause_at};
 
 /// Largest answer that is accepted, in bytes: 500,000 endpoints of some 100 bytes, five times over.
 const MAX_ANSWER_BYTES: usize = 256 << 20;
@@ -58,9 +58,9 @@ pub(crate) struct Line {
 
 impl Line {
     /// Connects, or returns the error.
-    pub(crate) async fn open(reach: &mut Reach) -> Result<Self, Error> {
-        let Connection { wire, peer, token } = reach.connect().await?;
-        let (server, timeout) = (peer.name, reach.timeout());
+    pub(crate) async fn open(connection: &mut Route) -> Result<Self, Error> {
+        let Connection { wire, peer, token } = connection.connect().await?;
+        let (server, timeout) = (peer.name, connection.timeout());
         let lost = |error: &tonic::transport::Error| Error::Lost {
             server: server.clone(),
             cause: cause_at(&server, error),
@@ -98,8 +98,8 @@ impl Line {
 
 impl Client {
     /// Connects, or returns the error.
-    pub(crate) async fn connect(reach: &mut Reach) -> Result<Self, Error> {
-        let line = Line::open(reach).await?;
+    pub(crate) async fn connect(connection: &mut Route) -> Result<Self, Error> {
+        let line = Line::open(connection).await?;
         let over = || (line.channel.clone(), line.bearer.clone());
         let (channel, bearer) = over();
         let recorder = RecorderServiceClient::with_interceptor(channel, bearer);

@@ -18,8 +18,8 @@ use kplane_proto::v1 as pb;
 
 use crate::args::{Cli, Options, command};
 use crate::client::{Client, Error};
+use crate::connection::Route;
 use crate::output::FORMATS;
-use crate::reach::Reach;
 
 /// The environment variable with which a completion script calls kpctl.
 const VARIABLE: &str = "KPCTL_COMPLETE";
@@ -203,8 +203,8 @@ async fn ask(
     names: Names,
     begun: &str,
 ) -> Result<BTreeSet<String>, Error> {
-    let mut reach = Reach::choose(options)?;
-    let client = Client::connect(&mut reach).await?;
+    let mut connection = Route::choose(options)?;
+    let client = Client::connect(&mut connection).await?;
     if matches!(names, Names::Nodes | Names::Zones) {
         let nodes = client.fleet().await?.nodes.into_iter();
         let found = nodes.map(|node| match names {

@@ -4,7 +4,7 @@ use std::io;
 use std::process::ExitCode;
 
 use crate::client;
-use crate::reach;
+use crate::connection;
 use kplane_view::style::Tone;
 use kplane_view::text::Span;
 
@@ -30,8 +30,8 @@ pub(crate) enum Failure {
     NobodyToAsk,
 }
 
-impl From<reach::ReachError> for Failure {
-    fn from(error: reach::ReachError) -> Self {
+impl From<connection::ReachError> for Failure {
+    fn from(error: connection::ReachError) -> Self {
         Self::Client(error.into())
     }
 }

@@ -1,6 +1,6 @@
 //! `kpctl` shows what every node holds, and why not. See [`args`] for the commands.
 //!
-//! Data flows one way: arguments -> `reach` (a connection) -> `client` (gRPC) -> `view` (pure: message -> view ->
+//! Data flows one way: arguments -> `connection` (a connection) -> `client` (gRPC) -> `view` (pure: message -> view ->
 //! text) -> `output` (the only module that writes). `view/` never does I/O and never reads the clock.
 
 mod args;
@@ -9,12 +9,12 @@ mod check;
 mod client;
 mod commands;
 mod complete;
+mod connection;
 mod failure;
 mod jsonpath;
 mod migrate;
 mod output;
 mod page;
-mod reach;
 mod view;
 mod wait;
 mod watch;

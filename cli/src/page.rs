@@ -26,7 +26,7 @@ use tonic::body::Body;
 use tower::{Service as _, ServiceExt as _};
 
 use crate::client::{Error, Line};
-use crate::reach::{Reach, plane_cause};
+use crate::connection::{Route, plane_cause};
 
 /// The path of the page at the control plane.
 const PAGE: &str = "/page/";
@@ -54,7 +54,7 @@ struct PageAddress {
 
 impl PageServer {
     /// Opens a port on a loopback address; 0 = a free one.
-    pub(crate) async fn open(line: Line, reach: Reach, port: u16) -> std::io::Result<Self> {
+    pub(crate) async fn open(line: Line, connection: Route, port: u16) -> std::io::Result<Self> {
         let listener = TcpListener::bind(("127.0.0.1", port)).await?;
         let secret: [u8; SECRET_BYTES] = rand::random();
         let secret: String = secret.iter().map(|byte| format!("{byte:02x}")).collect();
@@ -65,7 +65,7 @@ impl PageServer {
         Ok(Self {
             listener,
             place,
-            link: Uplink(Mutex::new((Some(line), reach))),
+            link: Uplink(Mutex::new((Some(line), connection))),
         })
     }
 
@@ -158,7 +158,7 @@ impl PageAddress {
 }
 
 /// The way to the control plane, which is made anew when it breaks or when the credentials end.
-struct Uplink(Mutex<(Option<Line>, Reach)>);
+struct Uplink(Mutex<(Option<Line>, Route)>);
 
 impl Uplink {
     /// Asks for a path. A lost connection is made anew once.
@@ -178,21 +178,21 @@ impl Uplink {
     }
 
     async fn line(&self) -> Result<Line, Error> {
-        let (line, reach) = &mut *self.0.lock().await;
+        let (line, connection) = &mut *self.0.lock().await;
         match line {
             Some(line) => Ok(line.clone()),
             None => {
-                let new = Line::open(reach).await?;
+                let new = Line::open(connection).await?;
                 Ok(line.insert(new).clone())
             }
         }
     }
 
     async fn forget(&self, credentials: bool) {
-        let (line, reach) = &mut *self.0.lock().await;
+        let (line, connection) = &mut *self.0.lock().await;
         *line = None;
         if credentials {
-            reach.forget_credentials();
+            connection.forget_credentials();
         }
     }
 }

@@ -7,9 +7,9 @@ use kplane_proto::v1 as pb;
 use tokio::time::{Interval, MissedTickBehavior, interval, sleep};
 
 use crate::client::{Client, Error, FleetStream, ServiceStream};
+use crate::connection::Route;
 use crate::failure::Failure;
 use crate::output::Output;
-use crate::reach::Reach;
 use kplane_view::View;
 
 /// Time between two requests to a control plane that is polled for changes, or that does not
@@ -115,7 +115,7 @@ async fn next_services(
 
 /// The connection of a watch, which is made again after an outage.
 pub(crate) struct Link {
-    reach: Reach,
+    connection: Route,
     /// The connection; `None` after an outage.
     client: Option<Client>,
     /// Whether the connection has brought an answer.
@@ -128,9 +128,9 @@ pub(crate) struct Link {
 
 impl Link {
     /// Starts with a connection.
-    pub(crate) fn new((client, reach): (Client, Reach)) -> Self {
+    pub(crate) fn new((client, connection): (Client, Route)) -> Self {
         Self {
-            reach,
+            connection,
             client: Some(client),
             proven: false,
             started: false,
@@ -143,7 +143,7 @@ impl Link {
         if let Some(client) = &self.client {
             return Ok(client.clone());
         }
-        let client = Client::connect(&mut self.reach).await?;
+        let client = Client::connect(&mut self.connection).await?;
         Ok(self.client.insert(client).clone())
     }
 
@@ -167,7 +167,7 @@ impl Link {
             return Err(error.into());
         }
         if expired {
-            self.reach.forget_credentials();
+            self.connection.forget_credentials();
         }
         self.client = None;
         self.proven = false;

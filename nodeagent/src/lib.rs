@@ -31,7 +31,7 @@ pub mod oom;
 mod own_places;
 pub mod preflight;
 pub mod pulse;
-pub mod reach;
+pub mod peer_probe;
 pub mod reload;
 pub mod report;
 pub mod service_connections;

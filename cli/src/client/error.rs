@@ -6,7 +6,7 @@ use kplane_model::ServiceName;
 use tonic::Code;
 
 use crate::args;
-use crate::reach;
+use crate::connection;
 use kplane_view::time::human;
 
 /// The reason why the control plane did not answer.
@@ -14,7 +14,7 @@ use kplane_view::time::human;
 pub(crate) enum Error {
     /// No connection could be made.
     #[error(transparent)]
-    Reach(#[from] reach::ReachError),
+    Route(#[from] connection::ReachError),
     /// The connection ended.
     #[error("lost the connection to {server}: {cause}")]
     Lost { server: String, cause: String },
@@ -59,7 +59,7 @@ impl Error {
     /// Returns whether the same request may succeed a second later.
     pub(crate) fn is_transient(&self) -> bool {
         match self {
-            Self::Reach(error) => error.is_transient(),
+            Self::Route(error) => error.is_transient(),
             Self::Lost { .. } | Self::Timeout { .. } => true,
             Self::NotStatus { .. }
             | Self::NoConvergence { .. }

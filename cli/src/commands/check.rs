@@ -13,9 +13,9 @@ use crate::args::check::CheckArgs;
 use crate::args::probe;
 use crate::check::{Finding, Outcome, cluster, dns, fleet, neighbours, ranges, updates};
 use crate::client::Stub;
+use crate::connection::{Asked, Route};
 use crate::failure::Failure;
 use crate::migrate::picture::Objects as Gathered;
-use crate::reach::{Asked, Reach};
 use crate::view::check::CheckView;
 
 /// The checks that need all Services of a cluster.
@@ -38,7 +38,7 @@ pub(crate) async fn run(cli: &Cli, args: &CheckArgs) -> Result<Verdict, Failure>
 
 /// Returns the findings about an installation.
 async fn afterwards(cli: &Cli, args: &CheckArgs) -> Vec<Finding> {
-    let objects = match Reach::objects(&cli.options).await {
+    let objects = match Route::objects(&cli.options).await {
         Ok(objects) => objects,
         Err(error) => {
             // A control plane at an address may have no cluster at all.

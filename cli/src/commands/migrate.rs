@@ -12,13 +12,13 @@ use k8s_openapi::api::core::v1::Node;
 use super::{Verdict, ask, show};
 use crate::args::Cli;
 use crate::args::migrate::{MigrateCommand, TargetArgs, WalkArgs};
+use crate::connection::{Asked, Route};
 use crate::failure::Failure;
 use crate::migrate::order::{Chosen, Order};
 use crate::migrate::picture::Picture;
 use crate::migrate::plan;
 use crate::migrate::record::{Direction, Record};
 use crate::migrate::stage::Stage;
-use crate::reach::{Asked, Reach};
 use crate::view::migration::MigrationView;
 
 pub(super) use gather::{Cluster, SAVED};
@@ -40,7 +40,7 @@ pub(crate) async fn run(cli: &Cli, command: &MigrateCommand) -> Result<Verdict, 
 
 /// Opens the way to the cluster.
 async fn open<'a>(cli: &'a Cli, target: &TargetArgs) -> Result<Cluster<'a>, Failure> {
-    let objects = Reach::objects(&cli.options).await?;
+    let objects = Route::objects(&cli.options).await?;
     Ok(Cluster::new(
         objects,
         &cli.options,

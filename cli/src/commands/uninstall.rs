@@ -11,13 +11,13 @@ use super::migrate::{Cluster, SAVED};
 use super::{Verdict, ask, show};
 use crate::args::Cli;
 use crate::args::uninstall::UninstallArgs;
+use crate::connection::{Asked, Route};
 use crate::failure::Failure;
 use crate::migrate::cleanup::{Program, Purpose};
 use crate::migrate::picture::{Mark, Objects as Gathered, Picture};
 use crate::migrate::pods::PodState;
 use crate::migrate::stage::Stage;
 use crate::migrate::{AGENTS, LABEL};
-use crate::reach::{Asked, Reach};
 use kplane_view::uninstall::UninstallView;
 
 /// Time between two looks.
@@ -42,7 +42,7 @@ const OWN: [(&str, &str); 4] = [
 
 /// Runs the command.
 pub(crate) async fn run(cli: &Cli, args: &UninstallArgs) -> Result<Verdict, Failure> {
-    let objects = Reach::objects(&cli.options).await?;
+    let objects = Route::objects(&cli.options).await?;
     let mut cluster = Cluster::new(objects, &cli.options, args.target.kube_proxy.clone());
     let gathered = cluster.gather_objects().await?;
     let picture = Picture::from(&gathered);

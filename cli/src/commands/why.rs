@@ -6,8 +6,8 @@ use kplane_proto::v1 as pb;
 use super::{Verdict, connect, show};
 use crate::args::Cli;
 use crate::args::why::{SenderArg, WhyArgs};
+use crate::connection::{Asked, Route};
 use crate::failure::Failure;
-use crate::reach::{Asked, Reach};
 use kplane_view::policies::JudgementView;
 use kplane_view::why::WhyView;
 
@@ -49,7 +49,7 @@ async fn look_up(
     request: &mut pb::ExplainRequest,
 ) -> Result<String, Failure> {
     // The control plane knows the Pods where nodes enforce NetworkPolicies.
-    let Ok(objects) = Reach::objects(&cli.options).await else {
+    let Ok(objects) = Route::objects(&cli.options).await else {
         request.sender_pod = format!("{namespace}/{name}");
         return Ok(format!("pod {namespace}/{name}"));
     };

@@ -5,7 +5,7 @@
 //! ```
 //!
 //! The inputs are indexed in `pods`, `namespaces` and `subjects` (policies by the Pods that they select). `classes` and
-//! `groups` follow from them, `reach` says which nodes get which policies and groups, `tiers` has the ClusterNetworkPolicies,
+//! `groups` follow from them, `placement` says which nodes get which policies and groups, `tiers` has the ClusterNetworkPolicies,
 //! `policies` brings it all together, and `judge` and `facts` answer operators.
 //!
 //! Everything here is synchronous, deterministic and free of I/O. Objects come in valid: who reads them reports what is
@@ -24,12 +24,12 @@ mod limits;
 mod lookup;
 mod namespaces;
 mod parts;
+mod placement;
 mod pods;
 mod policies;
 mod prices;
 mod published;
 mod ranges;
-mod reach;
 mod rules;
 mod share;
 mod subjects;

@@ -17,9 +17,9 @@ use crate::Selector;
 use crate::classes::Classes;
 use crate::groups::Groups;
 use crate::namespaces::NamespaceLabels;
+use crate::placement::Placement;
 use crate::pods::Pods;
 use crate::published::{Published, sum_of_peer};
-use crate::reach::Reach;
 use crate::rules::Entry;
 use crate::subjects::Subjects;
 use crate::tiers::Tiers;
@@ -37,7 +37,7 @@ pub struct Policies {
     pub(crate) groups: Groups,
     pub(crate) tiers: Tiers,
     published: Published,
-    pub(crate) reach: Reach,
+    pub(crate) placement: Placement,
     /// Pods of which not all policies fit into a message, and how many policies select them.
     pub(crate) crowded: BTreeMap<PodName, usize>,
     /// Pods that claim an address which means a Pod of another node, the address, and that Pod.
@@ -277,7 +277,7 @@ impl Policies {
                 (node, pod)
             });
             if let Some((before, now)) = self.published.note_pod(&name, now, changes) {
-                self.reach.move_pod(before.as_ref(), now.as_ref());
+                self.placement.move_pod(before.as_ref(), now.as_ref());
             }
         }
     }

@@ -11,7 +11,7 @@ use kplane_model::{
 
 use crate::PolicyChanges;
 use crate::identity::{Encoding, Kind};
-use crate::reach::Placed;
+use crate::placement::Placed;
 use crate::texts::Copies;
 
 /// Digest of a published object.
@@ -56,7 +56,7 @@ impl PublishedPod {
     }
 }
 
-/// Everything that is published, except for what `reach` and `groups` know.
+/// Everything that is published, except for what `placement` and `groups` know.
 #[derive(Debug, Default)]
 pub(crate) struct Published {
     pub(crate) peers: Sums<IpAddr>,

@@ -17,7 +17,7 @@ use kplane_model::{DesiredKey, Family, NodeFacts, ServiceKey, ServiceName};
 use super::followers::Followers;
 use super::now::Now;
 use super::planner::{Planned, Planner};
-use super::reach::{Excused, FamilyReach};
+use super::progress::{Excused, FamilyProgress};
 use super::triggers::PendingTriggers;
 use crate::desired::{Desired, Position, Touched, Trigger};
 use crate::report::{Failure, FamilyReport, LastingError, Repairs, Subject};
@@ -427,8 +427,8 @@ impl Pipeline {
         self.applied.filter(|_| self.repair_at.is_none())
     }
 
-    pub(super) fn reach(&self) -> FamilyReach {
-        FamilyReach {
+    pub(super) fn progress(&self) -> FamilyProgress {
+        FamilyProgress {
             held: self.applied(),
             excused: self.excused,
         }

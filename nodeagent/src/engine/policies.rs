@@ -9,7 +9,7 @@ use kplane_model::{DesiredKey, Family, PolicyKey, PolicyObject};
 
 use super::now::Now;
 use super::pipeline::RETRY;
-use super::reach::FamilyReach;
+use super::progress::FamilyProgress;
 use crate::desired::{Desired, Position, Touched};
 use crate::report::{Failure, LastingError, Subject};
 use kplane_dataplane::backend::Verification;
@@ -45,7 +45,7 @@ struct FamilyProgress {
     behind: bool,
     /// Whether unknown Pods are cut off because nobody knows which policies there are.
     closed: bool,
-    reach: FamilyReach,
+    progress: FamilyProgress,
     failures: BTreeMap<PolicyKey, Failure>,
     error: Option<LastingError>,
     backoff: Backoff,
@@ -85,7 +85,7 @@ impl Policies {
                 family,
                 behind: true,
                 closed: false,
-                reach: FamilyReach::default(),
+                progress: FamilyProgress::default(),
                 failures: BTreeMap::new(),
                 error: None,
                 backoff: RETRY,
@@ -139,17 +139,17 @@ impl Policies {
     /// Records that the kernel may lack something of a position that it held.
     pub(super) fn retract(&mut self, position: Position) {
         for family in &mut self.families {
-            let reach = &mut family.reach;
-            reach.held.take_if(|held| *held == position);
-            reach.excused.retract(position);
+            let progress = &mut family.progress;
+            progress.held.take_if(|held| *held == position);
+            progress.excused.retract(position);
         }
     }
 
     /// Returns how far the families are: nowhere while known changes of other programs are not repaired.
-    pub(super) fn reach(&self) -> impl Iterator<Item = FamilyReach> + Clone {
-        self.families.iter().map(|family| FamilyReach {
-            held: family.reach.held.filter(|_| family.repair_at.is_none()),
-            ..family.reach
+    pub(super) fn progress(&self) -> impl Iterator<Item = FamilyProgress> + Clone {
+        self.families.iter().map(|family| FamilyProgress {
+            held: family.progress.held.filter(|_| family.repair_at.is_none()),
+            ..family.progress
         })
     }
 
@@ -296,7 +296,7 @@ impl FamilyProgress {
         let closed = desired.lacks_policies();
         let is_same = keys.is_empty() && !node_changed && closed == self.closed;
         if !complete && is_same {
-            self.reach.held = Some(position);
+            self.progress.held = Some(position);
             return false;
         }
         let objects: Vec<(PolicyKey, Option<&PolicyObject>)> = if complete {
@@ -367,9 +367,9 @@ impl FamilyProgress {
             self.verify_at = Some(self.verify_at.map_or(at, |before| before.min(at)));
         }
         self.behind = false;
-        self.reach = FamilyReach {
+        self.progress = FamilyProgress {
             held: Some(position),
-            ..FamilyReach::default()
+            ..FamilyProgress::default()
         };
         self.error = None;
         self.retry_at = None;
@@ -418,7 +418,7 @@ impl FamilyProgress {
     /// Records that the kernel refuses a position; returns whether the node needs the family.
     fn refused(&mut self, position: Position, desired: &Desired) -> bool {
         let is_needed = self.is_needed(desired);
-        self.reach.excused.refused(position, is_needed);
+        self.progress.excused.refused(position, is_needed);
         is_needed
     }
 
@@ -442,7 +442,7 @@ impl FamilyProgress {
                 self.warn_of_repair(&what);
                 self.behind = true;
                 self.begun = None;
-                self.reach.held = None;
+                self.progress.held = None;
                 self.verify_at = None;
                 now.stand(
                     &mut self.error,
@@ -452,7 +452,7 @@ impl FamilyProgress {
             }
             // What another program changed is not known any more, so everything is applied anew.
             Err(reason) => {
-                self.reach.held = None;
+                self.progress.held = None;
                 self.fail(format!("cannot read the kernel back: {reason}"), now);
             }
         }

@@ -7,7 +7,7 @@ use kplane_proto::v1 as pb;
 use tokio::task::spawn_blocking;
 
 use crate::engine::{Engine, Stopped};
-use crate::reach::Reach;
+use crate::peer_probe::PeerProbe;
 use crate::report::{affinity, connected, edges, proxied, servers};
 use crate::service_connections::ServiceConnections;
 use crate::{attempts, dns};
@@ -15,7 +15,7 @@ use crate::{attempts, dns};
 /// Answers a question. Kernels are asked on threads for such work, and the data path does not wait.
 pub(super) async fn answer(
     engine: Engine,
-    reach: Reach,
+    peer_probe: PeerProbe,
     connections: Option<Arc<ServiceConnections>>,
     question: pb::Inspect,
 ) -> Result<pb::Inspection, Stopped> {
@@ -53,8 +53,8 @@ pub(super) async fn answer(
     if let Some(question) = question.proxied {
         answer.proxied = Some(proxied::answer(engine.proxy().get().as_deref(), question));
     }
-    if let Some(nodes) = question.reach {
-        answer.reached = Some(reach(nodes).await);
+    if let Some(nodes) = question.peer_probe {
+        answer.reached = Some(peer_probe(nodes).await);
     }
     if let Some(question) = question.denials {
         answer.denials = Some(engine.denials().answer(question).await);

@@ -26,7 +26,7 @@ use tower::ServiceExt as _;
 use tower::util::BoxCloneSyncService;
 
 use super::transport::{Found, Link, OUTBOX, OpenError, Presented, Replica, Transport};
-use crate::reach;
+use crate::peer_probe;
 use kplane_dataplane::chain;
 
 /// Longest wait for a TCP connection to one address.
@@ -249,7 +249,7 @@ impl Transport for Grpc {
                 outbox,
                 inbox,
                 token,
-                reach: Arc::new(reach::reach),
+                peer_probe: Arc::new(peer_probe::peer_probe),
             }),
             Err(status) => Err(OpenError::Refused {
                 address: self.address(replica),

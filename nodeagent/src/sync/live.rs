@@ -339,8 +339,8 @@ impl Live {
     /// Hands a question to the engine. A new question replaces an unanswered one.
     fn ask(&mut self, inspect: &pb::Inspect, shared: &LastingState) {
         let engine = shared.engine.clone();
-        let (reach, connections) = (self.link.reach.clone(), shared.connections.clone());
-        let answer = answers::answer(engine, reach, connections, inspect.clone());
+        let (peer_probe, connections) = (self.link.peer_probe.clone(), shared.connections.clone());
+        let answer = answers::answer(engine, peer_probe, connections, inspect.clone());
         self.question = Some(Box::pin(answer));
     }
 

@@ -95,7 +95,7 @@ impl Transport for Scripted {
             outbox,
             inbox,
             token: None,
-            reach: Arc::new(|_| {
+            peer_probe: Arc::new(|_| {
                 async {
                     pb::Reached {
                         nodes: vec![true, false],

@@ -10,7 +10,7 @@ use kplane_tls::{Follower, Token};
 use tokio::sync::mpsc;
 use tonic::Status;
 
-use crate::reach::Reach;
+use crate::peer_probe::PeerProbe;
 
 /// A replica of the control plane.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -46,7 +46,7 @@ pub struct Link {
     /// The token that proves the agent's identity; `None` = the agent has none.
     pub token: Option<Presented>,
     /// Finds out which nodes answer this one.
-    pub reach: Reach,
+    pub peer_probe: PeerProbe,
 }
 
 /// A token that the control plane has, and the file in which a newer one may be.

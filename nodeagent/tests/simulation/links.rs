@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::future::FutureExt as _;
-use kp_nodeagent::reach::Reach;
+use kp_nodeagent::peer_probe::PeerProbe;
 use kplane_agents::hub::Hub;
 use kplane_proto::v1 as pb;
 use tokio::time::{Instant, sleep};
@@ -106,7 +106,7 @@ impl Links {
 pub(crate) type SharedLinks = Arc<std::sync::Mutex<Links>>;
 
 /// Returns how a node's agent finds out which nodes it reaches.
-pub(crate) fn reach(links: &SharedLinks, from: u8) -> Reach {
+pub(crate) fn peer_probe(links: &SharedLinks, from: u8) -> PeerProbe {
     let links = Arc::clone(links);
     Arc::new(move |question: pb::ReachQuestion| {
         let links = Arc::clone(&links);

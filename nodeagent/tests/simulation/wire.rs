@@ -24,7 +24,7 @@ use tonic::{Request, Status};
 
 use crate::kernel::Kernel;
 use crate::ledger::{Shared, lock};
-use crate::links::{SharedLinks, reach};
+use crate::links::{SharedLinks, peer_probe};
 
 /// Messages under way to an agent, and to a replica, before the sender waits.
 const WINDOW: usize = 6;
@@ -172,7 +172,7 @@ impl Transport for Wire {
             outbox,
             inbox: ReceiverStream::new(inbox).boxed(),
             token: None,
-            reach: reach(&self.links, self.node),
+            peer_probe: peer_probe(&self.links, self.node),
         })
     }
 }

@@ -13,8 +13,8 @@ use crate::args::Cli;
 use crate::args::check::CheckArgs;
 use crate::check::before::{Facts, RIGHTS, findings};
 use crate::check::{Finding, external};
+use crate::connection::{Asked, Route};
 use crate::failure::Failure;
-use crate::reach::{Asked, Reach};
 
 /// The program that knows the kernel.
 const AGENT: &str = "kp-nodeagent";
@@ -55,7 +55,7 @@ async fn of_cluster(
     cli: &Cli,
     args: &CheckArgs,
 ) -> Result<(Vec<Finding>, Option<String>), Failure> {
-    let objects = Reach::objects(&cli.options).await?;
+    let objects = Route::objects(&cli.options).await?;
     let mut cluster = Cluster::new(objects, &cli.options, args.target.kube_proxy.clone());
     let gathered = cluster.gather_objects().await?;
     let namespace = cluster.namespace().to_owned();

@@ -11,10 +11,10 @@ use crate::args::check::CheckArgs;
 use crate::args::uninstall::IMAGE;
 use crate::check::Finding;
 use crate::check::nodes::{SELECTOR, joined, pod};
+use crate::connection::Asked;
 use crate::failure::Failure;
 use crate::migrate::cleanup::pod_name;
 use crate::migrate::pods::PodState;
-use crate::reach::Asked;
 
 /// Time between two looks.
 const LOOK: std::time::Duration = std::time::Duration::from_secs(1);

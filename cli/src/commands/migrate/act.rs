@@ -4,12 +4,12 @@ use k8s_openapi::api::apps::v1::DaemonSet;
 use serde_json::{Value, json};
 
 use super::gather::{Cluster, SAVED};
+use crate::connection::Asked;
 use crate::failure::Failure;
 use crate::migrate::cleanup::{self, Program, Purpose};
 use crate::migrate::picture::{Mark, Objects as Gathered, Picture};
 use crate::migrate::record::{ANNOTATION, Record};
 use crate::migrate::{KPLANE, LABEL, RETURNING, affinity};
-use crate::reach::Asked;
 
 /// The key of kube-proxy's DaemonSet in the ConfigMap.
 const SAVED_KEY: &str = "daemonset.json";

@@ -8,10 +8,10 @@ use serde::Deserialize;
 use crate::args::Options;
 use crate::args::migrate::Target;
 use crate::client::{self, Client};
+use crate::connection::{Asked, ObjectClient, Route};
 use crate::failure::Failure;
 use crate::migrate::picture::Objects as Gathered;
 use crate::migrate::{AGENTS, cleanup};
-use crate::reach::{Asked, ObjectClient, Reach};
 
 /// kube-proxy's configuration in its ConfigMap, as kubeadm names it.
 const CONFIGURATION: &str = "config.conf";
@@ -139,8 +139,8 @@ impl<'a> Cluster<'a> {
             }
             self.client = None;
         }
-        let mut reach = Reach::choose(self.options)?;
-        let client = Client::connect(&mut reach).await?;
+        let mut connection = Route::choose(self.options)?;
+        let client = Client::connect(&mut connection).await?;
         let fleet = client.fleet().await?;
         self.client = Some(client);
         Ok(fleet)

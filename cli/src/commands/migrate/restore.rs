@@ -13,10 +13,10 @@ use tokio::time::{Duration, Instant, sleep};
 
 use super::act::DAEMON_SET;
 use super::gather::Cluster;
+use crate::connection::Asked;
 use crate::failure::Failure;
 use crate::migrate::affinity;
 use crate::migrate::record::{ANNOTATION, Record};
-use crate::reach::Asked;
 
 /// Label of a pod: hash of the template from which it was made (apps/v1).
 const HASH: &str = "controller-revision-hash";

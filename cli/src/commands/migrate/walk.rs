@@ -79,7 +79,7 @@ impl<'a, 'b> Walk<'a, 'b> {
             self.forget_arrived(&step);
             match self.act(&step, &objects, &picture).await {
                 // Another program changed the object in between: look again.
-                Err(Failure::Client(crate::client::Error::Reach(error))) if error.is_conflict() => {
+                Err(Failure::Client(crate::client::Error::Route(error))) if error.is_conflict() => {
                 }
                 Err(error) if self.waits_to_write(&error) => sleep(PAUSE).await,
                 Err(error) => return Err(error),

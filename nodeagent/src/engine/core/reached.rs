@@ -8,7 +8,7 @@ use super::Core;
 use crate::desired::{Position, Touched};
 use crate::engine::now::Now;
 use crate::engine::pipeline::Pipeline;
-use crate::engine::reach::{FamilyReach, common};
+use crate::engine::progress::{FamilyProgress, common};
 
 impl Core {
     /// From now on, connections end that NetworkPolicies no longer allow.
@@ -49,15 +49,15 @@ impl Core {
 
     /// Returns the position that the kernel holds, of Services and NetworkPolicies.
     pub(super) fn applied(&self) -> Option<Position> {
-        let services = self.families.iter().map(Pipeline::reach);
-        common(services.chain(self.policies.reach()), self.epoch())
+        let services = self.families.iter().map(Pipeline::progress);
+        common(services.chain(self.policies.progress()), self.epoch())
     }
 
     /// Returns the position whose Services were read back from the kernel.
     pub(super) fn verified(&self) -> Option<Position> {
-        let read_back = |family: &Pipeline| FamilyReach {
+        let read_back = |family: &Pipeline| FamilyProgress {
             held: family.verified(),
-            ..family.reach()
+            ..family.progress()
         };
         common(self.families.iter().map(read_back), self.epoch())
     }

@@ -72,7 +72,7 @@ fn told(case: &Case) -> Result<Fate> {
     let packet = (place, sender(case));
     let fate = fate::fate(&view.port, &view.endpoints, &node, setup, packet);
     Ok(match fate.outcome {
-        Outcome::Reaches => Fate::Reach {
+        Outcome::Reaches => Fate::PeerProbe {
             endpoints: fate
                 .chosen
                 .iter()

@@ -64,7 +64,7 @@ impl DiscoveryError {
     }
 
     /// Explains that no kubeconfig names a cluster.
-    pub(in crate::reach) fn no_cluster(reason: String) -> Self {
+    pub(in crate::connection) fn no_cluster(reason: String) -> Self {
         KubeconfigError::NoCluster { reason }.into()
     }
 

@@ -12,7 +12,7 @@ use kube::client::{Body, UpgradeConnectionError};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 
-use crate::reach::root_cause;
+use crate::connection::root_cause;
 
 /// Largest answer in bytes: a page of 500 nodes with all their images takes a third of that.
 const MAX_ANSWER_BYTES: usize = 32 << 20;

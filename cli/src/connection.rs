@@ -1,6 +1,6 @@
 //! The way to the control plane: straight to an address, or through the API server of a cluster.
 //!
-//! [`Reach::choose`] decides once, without asking any server. [`Reach::connect`] makes a connection; `watch` calls it
+//! [`Route::choose`] decides once, without asking any server. [`Route::connect`] makes a connection; `watch` calls it
 //! again after an outage, and files with credentials are read again each time.
 
 use std::time::Duration;
@@ -42,7 +42,7 @@ pub(crate) struct Peer {
 
 /// The way to the control plane.
 #[derive(Debug)]
-pub(crate) struct Reach {
+pub(crate) struct Route {
     way: Way,
     timeout: Duration,
 }
@@ -53,7 +53,7 @@ enum Way {
     Kubernetes(Box<Kubernetes>),
 }
 
-impl Reach {
+impl Route {
     /// Chooses the way: the address that the user named; or else the cluster of the kubeconfig; or else, where no
     /// kubeconfig names a cluster, this machine.
     pub(crate) fn choose(options: &Options) -> Result<Self, ReachError> {

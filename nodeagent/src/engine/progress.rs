@@ -4,7 +4,7 @@ use crate::desired::Position;
 
 /// How far one family is.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct FamilyReach {
+pub(super) struct FamilyProgress {
     /// The position that the kernel holds.
     pub(super) held: Option<Position>,
     pub(super) excused: Excused,
@@ -30,18 +30,18 @@ impl Excused {
 /// Returns the position that all families have reached. A family that its kernel refuses has also reached positions that do
 /// not need it, but none before these. A family that is still in another epoch than `epoch` is behind every family in it.
 pub(super) fn common(
-    mut families: impl Iterator<Item = FamilyReach> + Clone,
+    mut families: impl Iterator<Item = FamilyProgress> + Clone,
     epoch: Option<u64>,
 ) -> Option<Position> {
     let progress = |at: Position| (Some(at.epoch) == epoch, at.revision);
-    let furthest = |family: FamilyReach| {
+    let furthest = |family: FamilyProgress| {
         let excused = family.excused.0.map(|(_, last)| last);
         let both = [family.held, excused].into_iter().flatten();
         both.max_by_key(|at| progress(*at))
     };
     let reached: Option<Vec<_>> = families.clone().map(furthest).collect();
     let reached = reached?.into_iter().min_by_key(|at| progress(*at))?;
-    let has_reached = |family: FamilyReach| {
+    let has_reached = |family: FamilyProgress| {
         let excused = family.excused.0.map(|(first, _)| first);
         let is_past = family
             .held
@@ -59,31 +59,31 @@ mod tests {
         Position { epoch: 1, revision }
     }
 
-    fn holds(revision: u64) -> FamilyReach {
-        FamilyReach {
+    fn holds(revision: u64) -> FamilyProgress {
+        FamilyProgress {
             held: Some(at(revision)),
             excused: Excused::default(),
         }
     }
 
-    fn reached(families: &[FamilyReach]) -> Option<u64> {
+    fn reached(families: &[FamilyProgress]) -> Option<u64> {
         common(families.iter().copied(), Some(1)).map(|at| at.revision)
     }
 
     #[test]
     fn the_slowest_family_counts() {
         assert_eq!(reached(&[holds(4), holds(3), holds(5)]), Some(3));
-        assert_eq!(reached(&[holds(4), FamilyReach::default()]), None);
+        assert_eq!(reached(&[holds(4), FamilyProgress::default()]), None);
     }
 
     #[test]
     fn a_family_of_an_earlier_epoch_is_behind() {
-        let earlier = FamilyReach {
+        let earlier = FamilyProgress {
             held: Some(Position {
                 epoch: 7,
                 revision: 9,
             }),
-            ..FamilyReach::default()
+            ..FamilyProgress::default()
         };
         let families = [holds(2), earlier];
         assert_eq!(common(families.into_iter(), Some(1)), earlier.held);
@@ -91,7 +91,7 @@ mod tests {
 
     #[test]
     fn a_refused_family_has_reached_what_does_not_need_it() {
-        let mut refused = FamilyReach::default();
+        let mut refused = FamilyProgress::default();
         refused.excused.refused(at(3), false);
         assert_eq!(reached(&[holds(3), refused]), Some(3));
         // The other family is at a position before those, which may have needed this one.
@@ -104,7 +104,7 @@ mod tests {
 
     #[test]
     fn the_positions_begin_anew_when_the_family_was_needed() {
-        let mut refused = FamilyReach::default();
+        let mut refused = FamilyProgress::default();
         refused.excused.refused(at(3), false);
         refused.excused.refused(at(4), true);
         assert_eq!(reached(&[holds(4), refused]), None);

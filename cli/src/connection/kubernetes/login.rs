@@ -19,7 +19,7 @@ use tokio::task::spawn_blocking;
 use tower::{BoxError, Layer as _, ServiceExt as _, service_fn};
 
 use super::kubeconfig::{self, KubeconfigError, Selected};
-use crate::reach::root_cause;
+use crate::connection::root_cause;
 
 /// A user of a cluster.
 pub(super) struct Login {

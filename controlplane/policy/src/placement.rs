@@ -16,12 +16,12 @@ pub(crate) type Placed = (NodeName, Arc<[PolicyName]>);
 
 /// The nodes of each policy. A node has one reason for each Pod.
 #[derive(Debug, Default)]
-pub(crate) struct Reach {
+pub(crate) struct Placement {
     policies: HashMap<PolicyName, Audience>,
     touched: BTreeSet<PolicyName>,
 }
 
-impl Reach {
+impl Placement {
     /// Counts the policies of a changed Pod.
     pub(crate) fn move_pod(&mut self, before: Option<&Placed>, now: Option<&Placed>) {
         for (placed, there) in [(now, true), (before, false)] {
@@ -57,12 +57,12 @@ impl Policies {
         mut changed: BTreeMap<PolicyName, Option<Arc<Entry>>>,
         changes: &mut PolicyChanges,
     ) {
-        for name in take(&mut self.reach.touched) {
+        for name in take(&mut self.placement.touched) {
             let now = self.policies.get(&name).cloned();
             changed.entry(name).or_insert(now);
         }
         for (name, before) in changed {
-            if let Some(moves) = self.reach.take(&name) {
+            if let Some(moves) = self.placement.take(&name) {
                 let now = self.policies.get(&name).cloned();
                 self.move_groups(&moves, before.as_deref(), now.as_deref());
                 let [before, now] = [before, now].map(|entry| Some(entry?.object()));

@@ -10,7 +10,7 @@ use kube::{Api, Client};
 
 use super::api::{Asked, Problem};
 use crate::args::STATUS_PORT;
-use crate::reach::plane_cause;
+use crate::connection::plane_cause;
 
 /// The reason why a port of a pod cannot be used.
 #[derive(Debug, thiserror::Error)]

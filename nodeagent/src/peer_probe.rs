@@ -23,10 +23,10 @@ const ADDRESSES: usize = 2;
 const PATIENCE: Duration = Duration::from_millis(500);
 
 /// Finds out which nodes answer. Tests script it.
-pub type Reach = Arc<dyn Fn(pb::ReachQuestion) -> BoxFuture<'static, pb::Reached> + Send + Sync>;
+pub type PeerProbe = Arc<dyn Fn(pb::ReachQuestion) -> BoxFuture<'static, pb::Reached> + Send + Sync>;
 
 /// Tries to connect to all nodes of a question at once.
-pub fn reach(question: pb::ReachQuestion) -> BoxFuture<'static, pb::Reached> {
+pub fn peer_probe(question: pb::ReachQuestion) -> BoxFuture<'static, pb::Reached> {
     async move {
         let nodes = question.nodes.iter().take(NODES);
         let nodes = join_all(nodes.map(|node| answers(&node.addresses))).await;
@@ -94,7 +94,7 @@ mod tests {
     #[tokio::test]
     async fn a_question_is_bounded_and_what_is_no_address_does_not_answer() {
         let nodes = vec![target(&["nowhere", "127.0.0.1"]); 100];
-        let reached = reach(pb::ReachQuestion { nodes }).await;
+        let reached = peer_probe(pb::ReachQuestion { nodes }).await;
         assert_eq!(reached.nodes, [false; NODES]);
     }
 }

@@ -15,7 +15,7 @@ use tokio::time::timeout;
 use super::Kubernetes;
 use super::api::{self, Asked};
 use super::error::ClusterWords;
-use crate::reach::ReachError;
+use crate::connection::ReachError;
 
 /// Most objects in one page of a list.
 const PAGE: u32 = 500;
@@ -222,7 +222,7 @@ mod tests {
 
     use super::*;
     use crate::args::Cli;
-    use crate::reach::kubernetes::{Environment, Found};
+    use crate::connection::kubernetes::{Environment, Found};
 
     /// Accepts one token, and returns its address.
     fn api_server(accepted: &'static str) -> String {
