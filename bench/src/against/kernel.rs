@@ -168,8 +168,8 @@ fn open() -> Result<OwnedFd> {
     .context("open a netfilter socket")?;
     setsockopt(&socket, sockopt::RcvBufForce, &RECEIVE_BUFFER_BYTES)
         .context("enlarge its buffer")?;
-    let patience = TimeVal::milliseconds(PATIENCE_MS);
-    setsockopt(&socket, sockopt::ReceiveTimeout, &patience).context("set its patience")?;
+    let timeouts = TimeVal::milliseconds(PATIENCE_MS);
+    setsockopt(&socket, sockopt::ReceiveTimeout, &timeouts).context("set its patience")?;
     bind(socket.as_raw_fd(), &NetlinkAddr::new(0, NFTABLES_GROUP))
         .context("join the group of nf_tables")?;
     Ok(socket)

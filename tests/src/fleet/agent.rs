@@ -18,7 +18,7 @@ use tokio::time::{Instant, interval_at, sleep, sleep_until, timeout};
 use tokio_stream::StreamExt as _;
 use tokio_stream::wrappers::ReceiverStream;
 
-use super::catalog::{Catalog, Heard, Piece};
+use super::catalog::{Catalog, Piece, Reply};
 use super::held::Held;
 use super::meter::Meter;
 use super::plane::{agent_address, identity};
@@ -346,16 +346,16 @@ impl Talk<'_> {
     fn message(&mut self, message: &Bytes) -> Result<Option<Duration>> {
         self.bytes += u64::try_from(message.len())? + PREFIX;
         match self.agent.world.catalog.read(message)? {
-            Heard::Welcome { epoch, beat } => {
+            Reply::Welcome { epoch, beat } => {
                 (self.epoch, self.beat) = (epoch, beat);
                 self.beat_at = beat.map(|beat| Instant::now() + beat);
             }
-            Heard::Update(piece) => self.update(&piece),
-            Heard::Ping(token) => self.send(agent_message::Kind::Pong(pb::Pong { token })),
-            Heard::Compare(count) => self.compare(u16::try_from(count).context("ranges")?),
-            Heard::ComeBackLater(later) => return Ok(Some(later)),
-            Heard::Heartbeat(spread) => self.spread = spread,
-            Heard::Other => {}
+            Reply::Update(piece) => self.update(&piece),
+            Reply::Ping(token) => self.send(agent_message::Kind::Pong(pb::Pong { token })),
+            Reply::Compare(count) => self.compare(u16::try_from(count).context("ranges")?),
+            Reply::ComeBackLater(later) => return Ok(Some(later)),
+            Reply::Heartbeat(spread) => self.spread = spread,
+            Reply::Other => {}
         }
         Ok(None)
     }

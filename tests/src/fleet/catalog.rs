@@ -23,7 +23,7 @@ const SAMPLE: usize = 256;
 
 /// A message of a control plane.
 #[derive(Debug)]
-pub(super) enum Heard {
+pub(super) enum Reply {
     Welcome {
         epoch: u64,
         /// Longest time between two messages of the agent; `None` = any.
@@ -158,10 +158,10 @@ impl Catalog {
     }
 
     /// Returns what a message says.
-    pub(super) fn read(&self, message: &Bytes) -> Result<Heard> {
+    pub(super) fn read(&self, message: &Bytes) -> Result<Reply> {
         let sample = sample(message);
         if let Some(known) = self.known(sample, message) {
-            return Ok(Heard::Update(known));
+            return Ok(Reply::Update(known));
         }
         Ok(match ServerMessage::decode(message.clone())?.kind {
             Some(server_message::Kind::Update(update)) => {
@@ -169,22 +169,22 @@ impl Catalog {
                 let piece = Arc::new(tables.piece(&update)?);
                 drop(tables);
                 self.remember(sample, message, &piece);
-                Heard::Update(piece)
+                Reply::Update(piece)
             }
-            Some(server_message::Kind::Welcome(welcome)) => Heard::Welcome {
+            Some(server_message::Kind::Welcome(welcome)) => Reply::Welcome {
                 epoch: welcome.epoch,
                 beat: Some(Duration::from_millis(welcome.beat_ms.into()))
                     .filter(|beat| !beat.is_zero()),
             },
-            Some(server_message::Kind::Ping(ping)) => Heard::Ping(ping.token),
+            Some(server_message::Kind::Ping(ping)) => Reply::Ping(ping.token),
             Some(server_message::Kind::Heartbeat(heartbeat)) => {
-                Heard::Heartbeat(Duration::from_millis(heartbeat.report_within_ms.into()))
+                Reply::Heartbeat(Duration::from_millis(heartbeat.report_within_ms.into()))
             }
-            Some(server_message::Kind::Compare(compare)) => Heard::Compare(compare.ranges),
+            Some(server_message::Kind::Compare(compare)) => Reply::Compare(compare.ranges),
             Some(server_message::Kind::ComeBackLater(later)) => {
-                Heard::ComeBackLater(Duration::from_millis(later.after_ms.into()))
+                Reply::ComeBackLater(Duration::from_millis(later.after_ms.into()))
             }
-            _ => Heard::Other,
+            _ => Reply::Other,
         })
     }
 

@@ -20,7 +20,7 @@ use super::choose::{AskedNode, Neighbour};
 use super::judge::{Judge, OLD, ROUND, Round, StreamSigns, Time, Word, few};
 use super::words;
 use crate::hub::Hub;
-use crate::inquiry::{Heard, Patience};
+use crate::node_query::{Reply, Timeouts};
 use crate::peers::Peers;
 use crate::suspects::{Mode, SILENT, Words};
 
@@ -42,7 +42,7 @@ type FactsByNode = BTreeMap<NodeName, Arc<NodeFacts>>;
 
 /// Something that was waited for.
 enum WatchEvent {
-    Heard(Arc<Round>, Vec<(NodeName, Word)>),
+    Reply(Arc<Round>, Vec<(NodeName, Word)>),
     /// The agents that are connected to other replicas.
     Others(BTreeMap<NodeName, SocketAddr>),
     /// Suspected and quiet nodes that have streams at other replicas.
@@ -104,7 +104,7 @@ impl Watch {
     fn take(&mut self, event: WatchEvent) {
         let now = self.now();
         match event {
-            WatchEvent::Heard(round, words) => {
+            WatchEvent::Reply(round, words) => {
                 for (of, word) in words {
                     self.judge.hear(now, &round, &of, word);
                 }
@@ -211,9 +211,9 @@ impl Watch {
             };
             let asking = async move {
                 let asked = BTreeMap::from([(at, questions)]);
-                let heard = peers.agents(asked, Patience::all(ROUND)).await.into_iter();
+                let heard = peers.agents(asked, Timeouts::all(ROUND)).await.into_iter();
                 let told =
-                    heard.filter_map(|Heard { node, outcome, .. }| Some((node, outcome.ok()?)));
+                    heard.filter_map(|Reply { node, outcome, .. }| Some((node, outcome.ok()?)));
                 told.collect()
             };
             self.wait(round, asking.boxed());
@@ -233,7 +233,7 @@ impl Watch {
                 let asked = round.asked.iter().find(|asked| asked.node == node)?;
                 Some((node, word(asked, &told)))
             });
-            WatchEvent::Heard(Arc::clone(&round), words.collect())
+            WatchEvent::Reply(Arc::clone(&round), words.collect())
         });
         self.events.push(waiting.boxed());
     }

@@ -15,7 +15,7 @@ use tonic::Status;
 use super::answer::PeerQuestion;
 use super::{Collected, MAX_REASON, Peers, describe};
 use crate::fleet::label;
-use crate::inquiry::{ANSWERS_BYTES, Heard, Patience, Questions, Room};
+use crate::node_query::{ANSWERS_BYTES, Questions, Reply, Room, Timeouts};
 
 /// Time for which a replica is waited for beyond its agents' time.
 const SLACK: Duration = Duration::from_millis(500);
@@ -34,10 +34,10 @@ impl Peers {
     pub async fn agents(
         &self,
         at: BTreeMap<SocketAddr, Questions>,
-        patience: Patience,
-    ) -> Vec<Heard> {
+        timeouts: Timeouts,
+    ) -> Vec<Reply> {
         let asked = at.into_iter();
-        let asked = asked.map(|(address, nodes)| self.agents_at(address, nodes, patience));
+        let asked = asked.map(|(address, nodes)| self.agents_at(address, nodes, timeouts));
         let (heard, mut room) = (join_all(asked).await, Room::default());
         let heard = heard.into_iter().flatten();
         heard.map(|heard| room.fit(heard)).collect()
@@ -47,8 +47,8 @@ impl Peers {
         &self,
         address: SocketAddr,
         nodes: Questions,
-        patience: Patience,
-    ) -> Vec<Heard> {
+        timeouts: Timeouts,
+    ) -> Vec<Reply> {
         let _turn = self.turns.agents().await;
         let mut open: BTreeSet<NodeName> = nodes.iter().map(|(node, _)| node.clone()).collect();
         let mut heard = Vec::new();
@@ -64,15 +64,15 @@ impl Peers {
                 .first()
                 .map(|question| pb::Inspect::clone(question)),
             nodes: nodes.iter().map(ToString::to_string).collect(),
-            within_ms: millis(patience.within),
-            each_ms: millis(patience.each),
+            within_ms: millis(timeouts.within),
+            each_ms: millis(timeouts.each),
             questions: if all_alike {
                 Vec::new()
             } else {
                 each.collect()
             },
         };
-        let until = Instant::now() + patience.within + SLACK;
+        let until = Instant::now() + timeouts.within + SLACK;
         let asking = self.ask_agents(address, request, &mut open, &mut heard);
         let failure = match timeout_at(until, asking).await {
             Ok(Ok(())) => "its agent is not connected any more".to_owned(),
@@ -82,7 +82,7 @@ impl Peers {
             Err(_) => format!("the replica {address} of the control plane did not answer in time"),
         };
         let silent = open.into_iter();
-        heard.extend(silent.map(|node| Heard::nothing(node, &*failure)));
+        heard.extend(silent.map(|node| Reply::nothing(node, &*failure)));
         heard
     }
 
@@ -91,7 +91,7 @@ impl Peers {
         address: SocketAddr,
         request: pb::AskRequest,
         open: &mut BTreeSet<NodeName>,
-        heard: &mut Vec<Heard>,
+        heard: &mut Vec<Reply>,
     ) -> Result<(), String> {
         let refused = |status: Status| describe(&status);
         let (targets, _) = self.way.targets().await;
@@ -109,7 +109,7 @@ impl Peers {
             let Some(node) = open.take(asked.node.as_str()) else {
                 continue;
             };
-            heard.push(Heard {
+            heard.push(Reply {
                 node,
                 version: label(&asked.version, MAX_REASON),
                 outcome: asked.answer.ok_or_else(|| label(&asked.error, MAX_REASON)),

@@ -11,7 +11,7 @@ use kplane_model::{Family, ServiceName, parse_ip};
 use kplane_proto::v1 as pb;
 use tonic::Status;
 
-use super::inquiry;
+use super::node_query;
 use super::request::detail_for;
 
 /// Maximum number of ServicePorts in a question.
@@ -52,7 +52,7 @@ pub(super) async fn ask(
         }),
         ..pb::Inspect::default()
     };
-    let answers = inquiry::ask(hub, peers, question, node, WITHIN).await;
+    let answers = node_query::ask(hub, peers, question, node, WITHIN).await;
     Ok(pb::AffinityAnswer {
         endpoints_left_out: left_out as u64,
         ..put_together(&ports, &answers)
@@ -120,7 +120,7 @@ pub(super) fn port(view: &PortView, endpoints: usize) -> pb::AffinityPort {
     }
 }
 
-fn put_together(ports: &[&PortView], answers: &inquiry::Answers) -> pb::AffinityAnswer {
+fn put_together(ports: &[&PortView], answers: &node_query::Answers) -> pb::AffinityAnswer {
     let parts = answers.parts(|answer| answer.affinity.as_ref(), |known| &known.error);
     let mut all = pb::AffinityAnswer::from(parts.asked);
     let mut clients = Vec::new();

@@ -1,7 +1,7 @@
 //! Connections that a node's agent tries for `kpctl why --try`: which, and what their outcomes mean.
 
 use kplane_agents::fleet::label;
-use kplane_agents::inquiry::Heard;
+use kplane_agents::node_query::Reply;
 use kplane_model::{NodeName, Reason, Severity};
 use kplane_proto::v1 as pb;
 
@@ -31,7 +31,7 @@ struct PlannedConnection {
 }
 
 /// Returns the connections that an agent has tried.
-pub(super) fn of(heard: &Heard) -> Result<&[pb::Attempt], String> {
+pub(super) fn of(heard: &Reply) -> Result<&[pb::Attempt], String> {
     heard.part(
         |told| Some(&*told.attempts).filter(|tried| !tried.is_empty()),
         |_| "",
@@ -280,7 +280,7 @@ mod tests {
             plan.result(explanation(), Err("gone".to_owned()), Ok(&[]))
                 .error
         };
-        let silent = Heard {
+        let silent = Reply {
             node: "n1".into(),
             version: String::new(),
             outcome: Ok(pb::Inspection::default()),

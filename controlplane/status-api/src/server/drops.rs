@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use kplane_agents::hub::Hub;
-use kplane_agents::inquiry::Patience;
+use kplane_agents::node_query::Timeouts;
 use kplane_agents::peers::Peers;
 use kplane_model::{Direction, NodeName, PodName, Protocol, TierAction, parse_ip};
 use kplane_policy::{End, Policies, Verdict};
@@ -17,11 +17,11 @@ use parking_lot::Mutex;
 use tokio::time::Instant;
 use tonic::Status;
 
-use super::inquiry::Agents;
+use super::node_query::Agents;
 use super::pages::Node;
 use super::policy_index::{ask as ask_index, no_pod};
 use super::request::bounded_names;
-use super::{inquiry, millis};
+use super::{millis, node_query};
 
 /// Maximum number of counts and of samples in an answer, and of either that one agent may send.
 const PODS: usize = 5_000;
@@ -99,7 +99,7 @@ pub(super) async fn ask(
         namespace: wanted.namespace.clone(),
         pod: wanted.pod.clone(),
     };
-    let answers = inquiry::ask(hub, peers, inspect(question), &node, WITHIN).await;
+    let answers = node_query::ask(hub, peers, inspect(question), &node, WITHIN).await;
     let parts = answers.parts(|answer| answer.denials.as_ref(), |of| of.error.as_str());
     let told = parts.told.into_iter();
     let told: Vec<(NodeName, pb::Denials)> =
@@ -266,7 +266,7 @@ pub(super) async fn note(
     (pod, node): (PodName, NodeName),
     of: Direction,
 ) -> Option<String> {
-    let others = inquiry::others(peers).await;
+    let others = node_query::others(peers).await;
     let agents = Agents {
         hub,
         peers,
@@ -313,9 +313,9 @@ pub(super) async fn denied(
     let asked: BTreeSet<_> = nodes.into_iter().take(NODES_FOR_NOTE).collect();
     let question = Arc::new(inspect(pb::DenialsQuestion::default()));
     let wanted = |node: &NodeName, _: &Node<'_>| asked.contains(node);
-    let patience = Patience::all(FOR_NOTE);
+    let timeouts = Timeouts::all(FOR_NOTE);
     let answers = agents
-        .ask(|_| Arc::clone(&question), wanted, patience)
+        .ask(|_| Arc::clone(&question), wanted, timeouts)
         .await;
     let parts = answers.parts(|answer| answer.denials.as_ref(), |of| of.error.as_str());
     let is_all = parts.told.len() == all;

@@ -20,7 +20,7 @@ use self::names::Named;
 pub(super) use self::names::{Names, endpoint_names};
 use super::policy_index::no_pod;
 use super::request::{MAX_NAME, detail_for, unknown_node};
-use super::{affinity, closing, inquiry};
+use super::{affinity, closing, node_query};
 
 /// Maximum number of ServicePorts in a question.
 const PORTS: usize = 32;
@@ -74,7 +74,7 @@ pub(super) async fn ask(
         connected: Some(wanted.question(&ports, most)),
         ..pb::Inspect::default()
     };
-    let answers = inquiry::ask(hub, peers, question, node, WITHIN).await;
+    let answers = node_query::ask(hub, peers, question, node, WITHIN).await;
     let parts = answers.parts(|answer| answer.connected.as_ref(), |of| &of.error);
     let (mut found, mut more) = (Vec::new(), 0_u64);
     for (node, of) in &parts.told {

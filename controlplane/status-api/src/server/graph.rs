@@ -17,7 +17,7 @@ use tonic::Status;
 
 use super::flows::{BYTES, Names, endpoint_names, share};
 use super::request::{MAX_NAME, bounded_names};
-use super::{closing, inquiry};
+use super::{closing, node_query};
 
 /// Maximum number of Services in a question.
 const SERVICES: usize = 32;
@@ -55,7 +55,7 @@ pub(super) async fn ask(
         }),
         ..pb::Inspect::default()
     };
-    let answers = inquiry::ask(hub, peers, question, "", WITHIN).await;
+    let answers = node_query::ask(hub, peers, question, "", WITHIN).await;
     let parts = answers.parts(|answer| answer.edges.as_ref(), |of| &of.error);
     let mut sums = Sums::default();
     for (node, told) in &parts.told {

@@ -7,19 +7,19 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use kplane_agents::hub::Hub;
-use kplane_agents::inquiry::Patience;
+use kplane_agents::node_query::Timeouts;
 use kplane_agents::peers::Peers;
 use kplane_agents::suspects::Mode;
 use kplane_model::{Family, HEALTHZ_PORT, KUBELET_PORTS, NodeFacts, NodeName};
 use kplane_proto::v1 as pb;
 
 use super::attempts;
-use super::inquiry::{self, Agents};
+use super::node_query::{self, Agents};
 use super::pages::Picture;
 
 /// Number of nodes that are asked, each about one other node.
 const PAIRS: usize = 8;
-const PATIENCE: Patience = Patience {
+const PATIENCE: Timeouts = Timeouts {
     each: Duration::from_secs(5),
     within: Duration::from_secs(8),
 };
@@ -39,7 +39,7 @@ pub(super) async fn probe(hub: &Hub, peers: Option<&Peers>) -> pb::ProbeReport {
     if hub.suspects.mode() == Mode::Off {
         return report;
     }
-    let (facts, others) = (hub.store.nodes(), inquiry::others(peers).await);
+    let (facts, others) = (hub.store.nodes(), node_query::others(peers).await);
     let picture = Picture::with(hub, &others);
     let connected = picture.nodes().filter(|(_, node)| node.is_connected());
     let known = connected.filter_map(|(node, _)| facts.get_key_value(node));

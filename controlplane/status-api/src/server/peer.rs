@@ -8,8 +8,8 @@ use std::time::SystemTime;
 use futures_util::StreamExt as _;
 use kplane_agents::hub::Hub;
 use kplane_agents::identity::Right;
-use kplane_agents::inquiry::Heard;
 use kplane_agents::neighbours;
+use kplane_agents::node_query::Reply;
 use kplane_desired_state::publish::Followed;
 use kplane_model::ServiceName;
 use kplane_proto::v1 as pb;
@@ -23,7 +23,7 @@ use super::convergence::durations;
 use super::pages::Picture;
 use super::standing::Standing;
 use super::views::node_status;
-use super::{Answer, Outbox, approval, inquiry, recorder, servers};
+use super::{Answer, Outbox, approval, node_query, recorder, servers};
 
 /// Maximum number of answers that are given at once.
 const ANSWERS: usize = 64;
@@ -123,12 +123,12 @@ impl PeerService for PeerServer {
         let question = Arc::new(pb::Inspect {
             destination: request.destination,
             attempts: request.attempts,
-            ..inquiry::about(&service)
+            ..node_query::about(&service)
         });
         Ok(self.stream(permit, |hub, outbox| async move {
             let nodes = nodes.into_iter().map(|node| (node, Arc::clone(&question)));
             let answers =
-                kplane_agents::inquiry::ask(&hub.fleet, nodes.collect(), inquiry::SERVICE);
+                kplane_agents::node_query::ask(&hub.fleet, nodes.collect(), node_query::SERVICE);
             let mut answers = std::pin::pin!(answers);
             while let Some(heard) = answers.next().await {
                 let answer = inspected(&question, &service, heard);
@@ -151,7 +151,7 @@ impl PeerService for PeerServer {
         let permit = self.begin()?;
         let request = request.into_inner();
         Ok(self.stream(permit, |hub, outbox| async move {
-            inquiry::answer_replica(&hub.fleet, request, &outbox).await;
+            node_query::answer_replica(&hub.fleet, request, &outbox).await;
         }))
     }
 }
@@ -160,7 +160,7 @@ impl PeerService for PeerServer {
 fn inspected(
     question: &pb::Inspect,
     service: &ServiceName,
-    heard: Heard,
+    heard: Reply,
 ) -> Result<pb::InspectedNode, Status> {
     let node = heard.node.to_string();
     if question.destination.is_none() {

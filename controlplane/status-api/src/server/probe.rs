@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use kplane_agents::fleet::label;
 use kplane_agents::hub::Hub;
-use kplane_agents::inquiry::Patience;
+use kplane_agents::node_query::Timeouts;
 use kplane_agents::peers::Peers;
 use kplane_desired_state::index::{PortView, ServiceDetail};
 use kplane_model::{Family, NodeFacts, NodeName, Protocol, ServiceName};
@@ -17,7 +17,7 @@ use kplane_proto::v1 as pb;
 use tonic::Status;
 
 use super::attempts;
-use super::inquiry::{self, Agents, Answers};
+use super::node_query::{self, Agents, Answers};
 use super::pages::{Node, Picture};
 use super::request::{bounded_names, detail_for};
 
@@ -35,7 +35,7 @@ const DETAILED: usize = 1_000;
 /// Failed connections of a node that are named.
 const FAILED: usize = 4;
 /// Time for agents. Each waits for a second, and may have other questions to answer first.
-const PATIENCE: Patience = Patience {
+const PATIENCE: Timeouts = Timeouts {
     each: Duration::from_secs(5),
     within: Duration::from_secs(25),
 };
@@ -151,7 +151,7 @@ pub(super) async fn probe(
     let node = request.node.as_str();
     let detail = detail_for(hub, &name, node).await?;
     let views = views(&name, &detail, &request.port, way.protocol())?;
-    let (facts, others) = (hub.store.nodes(), inquiry::others(peers).await);
+    let (facts, others) = (hub.store.nodes(), node_query::others(peers).await);
     let picture = Picture::with(hub, &others);
     let all: Vec<NodeName> = picture.nodes().map(|(of, _)| of.clone()).collect();
     let plan = |of: &NodeName| plan(&views, of, &all, &facts);

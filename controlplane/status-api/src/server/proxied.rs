@@ -10,7 +10,7 @@ use kplane_model::ServiceName;
 use kplane_proto::v1 as pb;
 use tonic::Status;
 
-use super::inquiry;
+use super::node_query;
 use super::request::detail_for;
 
 /// Maximum number of ServicePorts in a question.
@@ -42,11 +42,11 @@ pub(super) async fn ask(
         }),
         ..pb::Inspect::default()
     };
-    let answers = inquiry::ask(hub, peers, question, node, WITHIN).await;
+    let answers = node_query::ask(hub, peers, question, node, WITHIN).await;
     Ok(put_together(&ports, &answers))
 }
 
-fn put_together(ports: &[&PortView], answers: &inquiry::Answers) -> pb::ProxiedAnswer {
+fn put_together(ports: &[&PortView], answers: &node_query::Answers) -> pb::ProxiedAnswer {
     let parts = answers.parts(|answer| answer.proxied.as_ref(), |_| "");
     let mut all = Vec::new();
     for (index, view) in ports.iter().enumerate() {

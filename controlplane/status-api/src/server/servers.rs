@@ -5,11 +5,11 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use kplane_agents::fleet::label;
-use kplane_agents::inquiry::Heard;
+use kplane_agents::node_query::Reply;
 use kplane_model::{NodeName, ServiceName};
 use kplane_proto::v1 as pb;
 
-use super::inquiry::{self, Agents};
+use super::node_query::{self, Agents};
 use super::pages::Node;
 
 /// Longest text of an agent that is shown, in bytes.
@@ -20,9 +20,9 @@ pub(super) async fn of_all(
     agents: Agents<'_>,
     service: &ServiceName,
 ) -> BTreeMap<NodeName, pb::ServiceServers> {
-    let question = Arc::new(inquiry::about(service));
+    let question = Arc::new(node_query::about(service));
     let wanted = |_: &NodeName, node: &Node<'_>| node.has_servers(service);
-    let answers = agents.ask(|_| Arc::clone(&question), wanted, inquiry::SERVICE);
+    let answers = agents.ask(|_| Arc::clone(&question), wanted, node_query::SERVICE);
     let heard = answers.await.nodes.into_iter();
     heard
         .map(|heard| (heard.node.clone(), servers(heard, service)))
@@ -30,7 +30,7 @@ pub(super) async fn of_all(
 }
 
 /// Returns an answer, without virtual servers of other Services.
-pub(super) fn servers(heard: Heard, service: &ServiceName) -> pb::ServiceServers {
+pub(super) fn servers(heard: Reply, service: &ServiceName) -> pb::ServiceServers {
     let inspection = match heard.outcome {
         Ok(inspection) => inspection,
         Err(error) => {

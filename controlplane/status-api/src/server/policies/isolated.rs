@@ -9,7 +9,7 @@ use kplane_policy::Policies;
 use tonic::Status;
 
 use super::super::drops::{self, Denied, of_new_connections};
-use super::super::inquiry::Agents;
+use super::super::node_query::Agents;
 use super::super::policy_index::ask_if_enforced;
 use super::{NAMED, words};
 use crate::findings::Finding;

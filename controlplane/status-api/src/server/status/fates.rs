@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use kplane_agents::hub::Hub;
-use kplane_agents::inquiry::Heard;
+use kplane_agents::node_query::Reply;
 use kplane_agents::peers::Collected;
 use kplane_model::{NodeName, ServiceName};
 use kplane_proto::v1 as pb;
@@ -13,7 +13,7 @@ use tonic::Status;
 use super::super::on_node::{around, on_node};
 use super::super::pages::{Node, Picture};
 use super::super::request::detail;
-use super::super::{attempts, inquiry, policies, why};
+use super::super::{attempts, node_query, policies, why};
 use super::StatusServer;
 use crate::findings::Finding;
 
@@ -48,7 +48,7 @@ impl StatusServer {
         let question = Arc::new(pb::Inspect {
             destination: Some(expected.destination.clone()),
             attempts: plan.addresses(),
-            ..inquiry::about(&name)
+            ..node_query::about(&name)
         });
         let (beside, address) = plan.neighbour().unwrap_or_default();
         let of_neighbour = Arc::new(pb::Inspect {
@@ -61,8 +61,8 @@ impl StatusServer {
             false => Arc::clone(&question),
         };
         let agents = self.agents(&others);
-        let answers = agents.ask(question, asked, inquiry::SERVICE).await.nodes;
-        let gone = || Heard::nothing(expected.node.clone(), "it has no agent");
+        let answers = agents.ask(question, asked, node_query::SERVICE).await.nodes;
+        let gone = || Reply::nothing(expected.node.clone(), "it has no agent");
         let (mut heard, mut by_neighbour) = (gone(), gone());
         for answer in answers {
             match answer.node == expected.node {

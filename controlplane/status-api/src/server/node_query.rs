@@ -9,7 +9,7 @@ use std::time::Duration;
 use futures_util::StreamExt as _;
 use kplane_agents::fleet::Fleet;
 use kplane_agents::hub::Hub;
-use kplane_agents::inquiry::{self, Heard, Patience};
+use kplane_agents::node_query::{self, Reply, Timeouts};
 use kplane_agents::peers::{Collected, Peers};
 use kplane_model::{NodeName, ServiceName};
 use kplane_proto::asked::Asked;
@@ -25,7 +25,7 @@ const LONGEST: Duration = Duration::from_secs(30);
 const SILENT: usize = 1_000;
 
 /// Time for agents that are asked about one Service.
-pub(super) const SERVICE: Patience = Patience {
+pub(super) const SERVICE: Timeouts = Timeouts {
     each: Duration::from_secs(2),
     within: Duration::from_secs(4),
 };
@@ -42,7 +42,7 @@ pub(super) struct Agents<'a> {
 /// The answers of all nodes that were asked, sorted.
 #[derive(Debug)]
 pub(super) struct Answers {
-    pub(super) nodes: Vec<Heard>,
+    pub(super) nodes: Vec<Reply>,
     pub(super) missing: Vec<pb::MissingReplica>,
 }
 
@@ -55,7 +55,7 @@ pub(super) struct Parts<'a, T> {
 }
 
 impl Answers {
-    /// Returns a part of all answers; see [`Heard::part`].
+    /// Returns a part of all answers; see [`Reply::part`].
     pub(super) fn parts<T>(
         &self,
         part: impl Fn(&pb::Inspection) -> Option<&T>,
@@ -111,9 +111,9 @@ pub(super) async fn ask(
         others: &others,
     };
     let wanted = |of: &NodeName, _: &Node<'_>| node.is_empty() || **of == *node;
-    let patience = Patience::all(within);
+    let timeouts = Timeouts::all(within);
     agents
-        .ask(|_| Arc::clone(&question), wanted, patience)
+        .ask(|_| Arc::clone(&question), wanted, timeouts)
         .await
 }
 
@@ -123,7 +123,7 @@ impl Agents<'_> {
         self,
         question: impl Fn(&NodeName) -> Arc<pb::Inspect>,
         wanted: impl Fn(&NodeName, &Node<'_>) -> bool,
-        patience: Patience,
+        timeouts: Timeouts,
     ) -> Answers {
         let missing = self.others.missing.clone();
         let (mut nodes, mut here) = (Vec::new(), Vec::new());
@@ -139,7 +139,7 @@ impl Agents<'_> {
                         (true, None, None) => "it has no agent",
                         (true, ..) => "its agent is not connected",
                     };
-                    nodes.push(Heard::nothing(node.clone(), reason));
+                    nodes.push(Reply::nothing(node.clone(), reason));
                 }
                 Some(elsewhere) => there
                     .entry(elsewhere.answer.address)
@@ -150,11 +150,11 @@ impl Agents<'_> {
         }
         let there = async {
             match self.peers {
-                Some(peers) => peers.agents(there, patience).await,
+                Some(peers) => peers.agents(there, timeouts).await,
                 None => Vec::new(),
             }
         };
-        let here = inquiry::ask(&self.hub.fleet, here, patience).collect::<Vec<_>>();
+        let here = node_query::ask(&self.hub.fleet, here, timeouts).collect::<Vec<_>>();
         let (here, there) = tokio::join!(here, there);
         nodes.extend(here.into_iter().chain(there));
         nodes.sort_unstable_by(|a, b| a.node.cmp(&b.node));
@@ -179,8 +179,8 @@ pub(super) async fn answer_replica(
         0 => within,
         each => Duration::from_millis(each.into()),
     };
-    let patience = Patience { each, within };
-    let mut heard = std::pin::pin!(inquiry::ask(fleet, nodes.collect(), patience));
+    let timeouts = Timeouts { each, within };
+    let mut heard = std::pin::pin!(node_query::ask(fleet, nodes.collect(), timeouts));
     while let Some(heard) = heard.next().await {
         let (answer, error) = match heard.outcome {
             Ok(answer) => (Some(answer), String::new()),

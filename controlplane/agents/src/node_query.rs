@@ -25,14 +25,14 @@ pub type Questions = Vec<(NodeName, Arc<pb::Inspect>)>;
 
 /// Limits on the time to wait for agents.
 #[derive(Clone, Copy, Debug)]
-pub struct Patience {
+pub struct Timeouts {
     /// Longest time to wait for each of them.
     pub each: Duration,
     /// Longest time to wait for all together.
     pub within: Duration,
 }
 
-impl Patience {
+impl Timeouts {
     /// Returns the patience that is the same for one agent and for all.
     pub const fn all(within: Duration) -> Self {
         let each = within;
@@ -42,7 +42,7 @@ impl Patience {
 
 /// The answer of an agent.
 #[derive(Debug)]
-pub struct Heard {
+pub struct Reply {
     /// The node.
     pub node: NodeName,
     /// Version of the agent; empty = not known.
@@ -51,7 +51,7 @@ pub struct Heard {
     pub outcome: Result<pb::Inspection, String>,
 }
 
-impl Heard {
+impl Reply {
     /// Creates the outcome for a node without an answer.
     pub fn nothing(node: NodeName, reason: impl Into<String>) -> Self {
         Self {
@@ -96,7 +96,7 @@ impl Default for Room {
 
 impl Room {
     /// Returns what was heard, without an answer for which there is no room.
-    pub(crate) fn fit(&mut self, mut heard: Heard) -> Heard {
+    pub(crate) fn fit(&mut self, mut heard: Reply) -> Reply {
         let answer = heard.outcome.as_ref();
         let bytes = answer.map_or(0, prost::Message::encoded_len);
         match self.0.checked_sub(bytes) {
@@ -108,18 +108,18 @@ impl Room {
 }
 
 /// Asks agents that are connected to this replica, and yields their answers as they come.
-pub fn ask(fleet: &Fleet, nodes: Questions, patience: Patience) -> impl Stream<Item = Heard> {
-    let end = Instant::now() + patience.within;
+pub fn ask(fleet: &Fleet, nodes: Questions, timeouts: Timeouts) -> impl Stream<Item = Reply> {
+    let end = Instant::now() + timeouts.within;
     let asked = nodes.into_iter().map(move |(node, question)| async move {
         let version = fleet.record(&node).map(|record| record.version.clone());
         let answer = fleet.ask(&node, question);
-        let until = end.min(Instant::now() + patience.each);
+        let until = end.min(Instant::now() + timeouts.each);
         let outcome = match timeout_at(until, answer).await {
             Ok(Ok(inspection)) => Ok(inspection),
             Ok(Err(_)) => Err("its agent disconnected, or has too many open questions".into()),
             Err(_) => Err("its agent is connected, and did not answer in time".into()),
         };
-        Heard {
+        Reply {
             node,
             version: version.unwrap_or_default(),
             outcome,
