@@ -20,7 +20,7 @@ use kplane_agents::connection_limits::{ConnectionLimiter, Limits, ServerTls};
 use kplane_agents::hub::Hub;
 use kplane_agents::identity::{self, Authenticator};
 use kplane_agents::peers::{self, Peers};
-use kplane_agents::{events, fleet, neighbours, suspects, taints};
+use kplane_agents::{events, failure_detector, fleet, suspects, taints};
 use kplane_desired_state::admission::Admission;
 use kplane_desired_state::index::CliffGuard;
 use kplane_desired_state::inside::{FatalError, InProcess, Inside, Running};
@@ -236,7 +236,7 @@ async fn start(config: Config) -> Result<Bound, BuildError> {
 fn follow(hub: &Arc<Hub>, peers: Option<&Arc<Peers>>, tasks: &mut JoinSet<Result<(), TaskError>>) {
     let departing = departing::serve(Arc::clone(hub), peers.cloned());
     tasks.spawn(until(departing, hub.shutdown.clone()));
-    let watch = neighbours::watch(Arc::clone(hub), peers.cloned());
+    let watch = failure_detector::watch(Arc::clone(hub), peers.cloned());
     tasks.spawn(until(watch, hub.shutdown.clone()));
 }
 

@@ -6,9 +6,9 @@ use std::sync::Arc;
 use std::time::SystemTime;
 
 use futures_util::StreamExt as _;
+use kplane_agents::failure_detector;
 use kplane_agents::hub::Hub;
 use kplane_agents::identity::Right;
-use kplane_agents::neighbours;
 use kplane_agents::node_query::Reply;
 use kplane_desired_state::publish::Followed;
 use kplane_model::ServiceName;
@@ -141,7 +141,7 @@ impl PeerService for PeerServer {
 
     async fn suspect(&self, request: Request<pb::SuspectRequest>) -> Answer<pb::SuspectResponse> {
         let _permit = self.begin()?;
-        let alive = neighbours::hear(&self.hub, request.get_ref());
+        let alive = failure_detector::hear(&self.hub, request.get_ref());
         Ok(Response::new(pb::SuspectResponse { alive }))
     }
 

@@ -18,7 +18,7 @@ use tracing::{info, warn};
 
 use super::choose::{AskedNode, Neighbour};
 use super::judge::{Judge, OLD, ROUND, Round, StreamSigns, Time, Word, few};
-use super::words;
+use super::messages;
 use crate::hub::Hub;
 use crate::node_query::{Reply, Timeouts};
 use crate::peers::Peers;
@@ -104,9 +104,9 @@ impl Watch {
     fn take(&mut self, event: WatchEvent) {
         let now = self.now();
         match event {
-            WatchEvent::Reply(round, words) => {
-                for (of, word) in words {
-                    self.judge.hear(now, &round, &of, word);
+            WatchEvent::Reply(round, messages) => {
+                for (of, word) in messages {
+                    self.judge.receive(now, &round, &of, word);
                 }
             }
             WatchEvent::Others(others) => self.others = others,
@@ -229,11 +229,11 @@ impl Watch {
         let round = Arc::clone(round);
         let waiting = timeout(ROUND, answers).map(move |told| {
             let told = told.unwrap_or_default().into_iter();
-            let words = told.filter_map(|(node, told)| {
+            let messages = told.filter_map(|(node, told)| {
                 let asked = round.asked.iter().find(|asked| asked.node == node)?;
                 Some((node, word(asked, &told)))
             });
-            WatchEvent::Reply(Arc::clone(&round), words.collect())
+            WatchEvent::Reply(Arc::clone(&round), messages.collect())
         });
         self.events.push(waiting.boxed());
     }
@@ -270,11 +270,15 @@ impl Watch {
             at.is_some_and(|at| at.elapsed() < ELSEWHERE / 2) || suspected.contains_key(*node)
         };
         let quiet = self.quiet.iter().filter(|node| !is_known(node));
-        let quiet = quiet.take(words::NODES).map(ToString::to_string).collect();
+        let quiet = quiet
+            .take(messages::NODES)
+            .map(ToString::to_string)
+            .collect();
         let (own, from) = (self.own.clone(), self.hub.store.epoch());
         let on_node = self.hub.own_node.get().cloned();
-        let telling =
-            async move { WatchEvent::Alive(words::tell(&peers, from, on_node, &own, quiet).await) };
+        let telling = async move {
+            WatchEvent::Alive(messages::send(&peers, from, on_node, &own, quiet).await)
+        };
         self.events.push(telling.boxed());
     }
 
@@ -348,12 +352,12 @@ impl Watch {
             .iter()
             .filter(|(node, _)| !before.nodes.contains_key(*node))
         {
-            let words = Words(of, now.act).to_string();
-            warn!(%node, "the node has been {words}");
+            let messages = Words(of, now.act).to_string();
+            warn!(%node, "the node has been {messages}");
             self.hub.suspects.begun.fetch_add(1, Ordering::Relaxed);
             self.hub
                 .recorder
-                .notice(NoticeKind::NodeSuspected, object(node), words);
+                .notice(NoticeKind::NodeSuspected, object(node), messages);
         }
         for node in before
             .nodes

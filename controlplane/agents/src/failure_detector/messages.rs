@@ -19,7 +19,7 @@ use crate::suspects::{SILENT, Said, SuspicionsByNode, ago};
 pub(super) const NODES: usize = 65_536;
 
 /// Takes what another replica says; returns the nodes that it suspects or finds quiet, and whose agents are alive here.
-pub fn hear(hub: &Hub, request: &pb::SuspectRequest) -> Vec<String> {
+pub fn receive(hub: &Hub, request: &pb::SuspectRequest) -> Vec<String> {
     if request.from == hub.store.epoch() {
         return Vec::new();
     }
@@ -55,7 +55,7 @@ fn read(request: &pb::SuspectRequest) -> SuspicionsByNode {
 
 /// Sends to all other replicas what this one suspects and which other nodes are quiet; returns the nodes that have a stream
 /// elsewhere.
-pub(super) async fn tell(
+pub(super) async fn send(
     peers: &Peers,
     from: u64,
     on_node: Option<NodeName>,
@@ -130,23 +130,23 @@ mod tests {
                 .map(|node| node.to_string())
                 .collect::<Vec<_>>()
         };
-        assert!(hear(&hub, &request(1, &["n1"])).is_empty());
+        assert!(receive(&hub, &request(1, &["n1"])).is_empty());
         assert!(all().is_empty(), "its own word");
         assert_eq!(
-            hear(&hub, &request(2, &["n1", "here", "no name!"])),
+            receive(&hub, &request(2, &["n1", "here", "no name!"])),
             ["here"]
         );
         let moved = pb::SuspectRequest {
             quiet: ["here", "n1", ""].map(str::to_owned).into(),
             ..request(2, &["n1", "here"])
         };
-        assert_eq!(hear(&hub, &moved), ["here", "here"]);
+        assert_eq!(receive(&hub, &moved), ["here", "here"]);
         assert_eq!(all(), ["here", "n1"]);
         let of = hub.suspects.shared.all().remove("n1").unwrap();
         assert_eq!((of.missed, of.asked, of.age_s()), (4, 5, 2));
         // Another one says something else, and the first nobody any more.
-        hear(&hub, &request(3, &["n3"]));
-        hear(&hub, &request(2, &[]));
+        receive(&hub, &request(3, &["n3"]));
+        receive(&hub, &request(2, &[]));
         assert_eq!(all(), ["n3"]);
         sleep(COUNTS).await;
         assert!(all().is_empty(), "what nobody repeats");
@@ -156,7 +156,7 @@ mod tests {
             ["m2".into(), "m3".into()] as [NodeName; 2]
         );
         // A replica that started anew there is no silent one.
-        hear(
+        receive(
             &hub,
             &pb::SuspectRequest {
                 on_node: "m2".to_owned(),
@@ -167,7 +167,7 @@ mod tests {
         sleep(REMEMBERED).await;
         assert!(hub.suspects.shared.silent().is_empty());
         // No more replicas than there can be.
-        (2..100).for_each(|from| drop(hear(&hub, &request(from, &["n1"]))));
+        (2..100).for_each(|from| drop(receive(&hub, &request(from, &["n1"]))));
         assert_eq!(hub.suspects.shared.lock().len(), MOST);
     }
 }

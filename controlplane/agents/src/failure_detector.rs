@@ -3,8 +3,8 @@
 
 mod choose;
 mod judge;
+mod messages;
 mod watch;
-mod words;
 
+pub use messages::receive;
 pub use watch::watch;
-pub use words::hear;
