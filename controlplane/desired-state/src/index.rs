@@ -53,7 +53,7 @@ use crate::convert::{self, EndpointOrigin, ExternalIps, SkipReason, SliceEndpoin
 use crate::k8s::{Kind, Object, ObjectId, Uid};
 use crate::publish::{Publication, Published};
 use crate::source::Located;
-use crate::trust::{self, Belief};
+use crate::trust::{self, Completeness};
 use kplane_policy::{Excess, Policies};
 
 use claims::{Claims, Seniority};
@@ -95,7 +95,7 @@ pub struct Index {
     totals: Totals,
     /// Number of Services with an endpoint.
     with_endpoints: usize,
-    belief: Belief,
+    completeness: Completeness,
     guard: CliffGuard,
     holding: Option<Holding>,
     suspicions: Suspicions,
@@ -194,9 +194,9 @@ impl Index {
             places: Places::new(admission.reserved),
             quota: Quota::new(admission.namespace_elements),
             proxying: admission.proxying,
-            belief: match enforces {
-                true => Belief::confirmed_by(&trust::WITH_POLICIES),
-                false => Belief::default(),
+            completeness: match enforces {
+                true => Completeness::confirmed_by(&trust::WITH_POLICIES),
+                false => Completeness::default(),
             },
             policies: enforces.then(Policies::default),
             enforce: admission.network_policies,

@@ -59,30 +59,30 @@ const DOUBTS_NAMED: usize = 3;
 
 /// The statements of sources and of the operator about the picture.
 #[derive(Clone, Debug)]
-pub struct Belief {
+pub struct Completeness {
     /// Kinds whose second lists together confirm the picture.
     confirming: &'static [Kind],
     doubts: Vec<String>,
     /// Doubts that the operator has resolved. When one ends and comes again, it counts again.
     answered: BTreeSet<String>,
-    looked_again: BTreeSet<Kind>,
+    listed_again: BTreeSet<Kind>,
     confirmed: bool,
 }
 
-impl Default for Belief {
+impl Default for Completeness {
     fn default() -> Self {
         Self::confirmed_by(&SERVICES)
     }
 }
 
-impl Belief {
-    /// Creates the belief in a picture that second lists of these kinds together confirm.
+impl Completeness {
+    /// Creates the completeness of a picture that second lists of these kinds together confirm.
     pub fn confirmed_by(confirming: &'static [Kind]) -> Self {
         Self {
             confirming,
             doubts: Vec::new(),
             answered: BTreeSet::new(),
-            looked_again: BTreeSet::new(),
+            listed_again: BTreeSet::new(),
             confirmed: false,
         }
     }
@@ -95,12 +95,12 @@ impl Belief {
     }
 
     /// Records that a second, newer list of a kind has arrived.
-    pub fn looked_again(&mut self, kind: Kind) {
-        self.looked_again.insert(kind);
+    pub fn listed_again(&mut self, kind: Kind) {
+        self.listed_again.insert(kind);
         self.confirmed |= self
             .confirming
             .iter()
-            .all(|kind| self.looked_again.contains(kind));
+            .all(|kind| self.listed_again.contains(kind));
     }
 
     /// Records that the operator confirms the current picture.
@@ -148,55 +148,60 @@ mod tests {
 
     #[test]
     fn doubts_that_are_gone_leave_it_whole() {
-        let mut belief = Belief::default();
-        assert_eq!(belief.trust(), Trust::Whole);
-        belief.doubt(doubts(&["a is broken", "b is broken"]));
+        let mut completeness = Completeness::default();
+        assert_eq!(completeness.trust(), Trust::Whole);
+        completeness.doubt(doubts(&["a is broken", "b is broken"]));
         assert_eq!(
-            belief.trust().doubt(),
+            completeness.trust().doubt(),
             "a is broken; b is broken; fix that, or run `kpctl approve` if nothing is missing"
         );
-        belief.doubt(doubts(&["a", "b", "c", "d", "e"]));
-        assert!(belief.trust().doubt().starts_with("a; b; c; and 2 more; "));
-        belief.doubt(Vec::new());
-        assert_eq!(belief.trust(), Trust::Whole);
+        completeness.doubt(doubts(&["a", "b", "c", "d", "e"]));
+        assert!(
+            completeness
+                .trust()
+                .doubt()
+                .starts_with("a; b; c; and 2 more; ")
+        );
+        completeness.doubt(Vec::new());
+        assert_eq!(completeness.trust(), Trust::Whole);
     }
 
     #[test]
     fn a_person_answers_the_doubts_of_the_moment_and_no_others() {
-        let mut belief = Belief::default();
-        belief.doubt(doubts(&["a"]));
-        belief.approve();
-        assert_eq!(belief.trust(), Trust::Confirmed);
-        belief.doubt(doubts(&["a", "b"]));
-        assert!(belief.trust().doubt().starts_with("b; fix"));
+        let mut completeness = Completeness::default();
+        completeness.doubt(doubts(&["a"]));
+        completeness.approve();
+        assert_eq!(completeness.trust(), Trust::Confirmed);
+        completeness.doubt(doubts(&["a", "b"]));
+        assert!(completeness.trust().doubt().starts_with("b; fix"));
         // The input was fixed and is broken again; the operator has not approved that.
-        belief.doubt(Vec::new());
-        assert_eq!(belief.trust(), Trust::Confirmed);
-        belief.doubt(doubts(&["a"]));
-        assert!(belief.trust().is_partial());
+        completeness.doubt(Vec::new());
+        assert_eq!(completeness.trust(), Trust::Confirmed);
+        completeness.doubt(doubts(&["a"]));
+        assert!(completeness.trust().is_partial());
     }
 
     /// A list without NetworkPolicies opens Pods: second lists of Services alone do not confirm it.
     #[test]
     fn where_policies_are_enforced_their_kinds_are_looked_at_as_well() {
-        let mut belief = Belief::confirmed_by(&WITH_POLICIES);
+        let mut completeness = Completeness::confirmed_by(&WITH_POLICIES);
         for kind in WITH_POLICIES {
-            assert_eq!(belief.trust(), Trust::Whole, "before {kind}");
-            belief.looked_again(kind);
+            assert_eq!(completeness.trust(), Trust::Whole, "before {kind}");
+            completeness.listed_again(kind);
         }
-        assert_eq!(belief.trust(), Trust::Confirmed);
+        assert_eq!(completeness.trust(), Trust::Confirmed);
     }
 
     #[test]
     fn a_second_look_confirms_when_services_and_endpoints_were_looked_at() {
-        let mut belief = Belief::default();
-        belief.looked_again(Kind::Node);
-        belief.looked_again(Kind::Service);
-        assert_eq!(belief.trust(), Trust::Whole);
-        belief.looked_again(Kind::EndpointSlice);
-        assert_eq!(belief.trust(), Trust::Confirmed);
+        let mut completeness = Completeness::default();
+        completeness.listed_again(Kind::Node);
+        completeness.listed_again(Kind::Service);
+        assert_eq!(completeness.trust(), Trust::Whole);
+        completeness.listed_again(Kind::EndpointSlice);
+        assert_eq!(completeness.trust(), Trust::Confirmed);
         // Input that cannot be read stays missing, however often it is read.
-        belief.doubt(doubts(&["a"]));
-        assert!(belief.trust().is_partial());
+        completeness.doubt(doubts(&["a"]));
+        assert!(completeness.trust().is_partial());
     }
 }

@@ -46,7 +46,7 @@ impl Index {
         let unnamed = self.holding.as_ref().map_or(0, Holding::services);
         Picture {
             held: digest(names),
-            doubts: digest(self.belief.open()),
+            doubts: digest(self.completeness.open()),
             services: self.totals.services.saturating_sub(unnamed) as u64,
         }
     }

@@ -52,7 +52,7 @@ impl Index {
         let held = self.held();
         let mut step = Step::default();
         self.pending.observed_at.get_or_insert(at);
-        self.belief.approve();
+        self.completeness.approve();
         if let Some(holding) = self.holding.take() {
             step.held_changed = true;
             for id in holding.objects() {
@@ -77,7 +77,7 @@ impl Index {
 
     /// Returns the trust in the picture.
     pub fn trust(&self) -> Trust {
-        self.belief.trust()
+        self.completeness.trust()
     }
 
     fn take_in(&mut self, event: Event, at: SystemTime, step: &mut Step) {
@@ -102,12 +102,12 @@ impl Index {
                 ids.iter().for_each(|id| self.resync.gone(id));
                 step.unnamed.extend(ids);
             }
-            Event::Looked(kind) => self.looked_again(kind, step),
+            Event::Looked(kind) => self.listed_again(kind, step),
             Event::Issues(issues) => {
                 step.issues_changed |= issues != self.source_issues;
                 self.source_issues = issues;
             }
-            Event::Doubts(doubts) => self.belief.doubt(doubts),
+            Event::Doubts(doubts) => self.completeness.doubt(doubts),
             Event::ApiServer(places) => {
                 let users = self.places.replace_api_server(places);
                 self.pending.services.extend(users);
@@ -140,8 +140,8 @@ impl Index {
     }
 
     /// Handles a later list that agrees: held objects that it did not name either are gone.
-    fn looked_again(&mut self, kind: Kind, step: &mut Step) {
-        self.belief.looked_again(kind);
+    fn listed_again(&mut self, kind: Kind, step: &mut Step) {
+        self.completeness.listed_again(kind);
         let mut agreed = self
             .holding
             .as_ref()
