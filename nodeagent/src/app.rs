@@ -27,7 +27,7 @@ use crate::cache::Cache;
 use crate::claim::{Claim, Taken};
 use crate::config::{Config, Source};
 use crate::connection::Connection;
-use crate::departing::Farewell;
+use crate::prestop::Farewell;
 use crate::desired;
 use crate::engine::{OfflineStartSettings, Engine, Followers, Opener, CheckpointSettings, Stopped};
 use crate::handover::{self, Handover};
@@ -189,7 +189,7 @@ pub fn build_with(
     open: impl FnOnce() -> Result<Backend, OpenError> + Send + 'static,
 ) -> BoxFuture<'static, Result<Bound, BuildError>> {
     kplane_http::panics::install();
-    config.departing = None;
+    config.prestop = None;
     Box::pin(build_parts(config, Box::new(open)))
 }
 
@@ -205,12 +205,12 @@ async fn build_parts(config: Config, open: Opener) -> Result<Bound, BuildError> 
     let followers =
         Followers::new(publisher, counters.clone()).with_rival(competing_proxy.subscribe());
     let (followers, connections, avoided) = followers::add_tasks(followers, &config, &mut tasks);
-    let (followers, departing, farewell) = answer_hooks(followers, &config, &counters, &mut tasks);
+    let (followers, prestop, farewell) = answer_hooks(followers, &config, &counters, &mut tasks);
     let engine = Engine::start(open, settings, followers, restore(&config)).await?;
     spawn_errand(&mut tasks, avoided::follow(engine.proxy(), avoided));
     let identity = Identity::new(config.node_name, config.mode_unset);
     announce(&identity, &engine);
-    let client = Client::new(transport, identity, engine.clone()).with_departing(departing);
+    let client = Client::new(transport, identity, engine.clone()).with_prestop(prestop);
     let client = client.with_connections(connections.clone());
     let connection = client.connection();
     let health = Health {

@@ -25,7 +25,7 @@ use kplane_model::{NodeName, ServiceName};
 
 use self::kube_proxy::{LogSettings, Note};
 use crate::cleanup;
-use crate::departing;
+use crate::prestop;
 use crate::desired::CliffGuard;
 use crate::sysctl;
 use kplane_dataplane::backend;
@@ -115,7 +115,7 @@ pub struct Config {
     /// The Service that leads to this agent on this node; `None` = the data path is not probed.
     pub canary: Option<ServiceName>,
     /// The answers to preStop hooks of the node's Pods; `None` = none.
-    pub departing: Option<departing::HookSettings>,
+    pub prestop: Option<prestop::HookSettings>,
     /// Whether connections are counted by Service.
     pub count_connections: bool,
     /// Whether the agent remembers who connections are from and to.

@@ -17,7 +17,7 @@ pub mod cleanup;
 pub mod config;
 pub mod connection;
 pub mod denials;
-pub mod departing;
+pub mod prestop;
 pub mod desired;
 mod dns;
 pub mod engine;

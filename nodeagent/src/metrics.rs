@@ -26,7 +26,7 @@ mod transactions;
 mod tests;
 
 pub use counters::{Counter, Counters, FamilyCounters, Gauge, Histogram};
-pub(crate) use counters::{DepartingCounters, DepartingOutcome};
+pub(crate) use counters::{PrestopCounters, PrestopOutcome};
 pub use serve::Metrics;
 pub use transactions::Transactions;
 pub(crate) use transactions::{NAMED, Transaction};

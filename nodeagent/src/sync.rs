@@ -13,7 +13,7 @@
 //! A new connection starts with a resume token, so that only real differences travel.
 
 mod answers;
-mod departing;
+mod prestop;
 mod grpc;
 mod hello;
 mod live;
@@ -49,7 +49,7 @@ use self::older::INSISTENCE;
 use self::replicas::{CUT_OFF, Next, Replicas};
 use self::spread::Look;
 use crate::connection::{Connection, Frozen};
-use crate::departing::Questions;
+use crate::prestop::Questions;
 use crate::desired::{Collector, now_ms};
 use crate::engine::{Engine, Stopped};
 use crate::service_connections::ServiceConnections;
@@ -123,7 +123,7 @@ struct LastingState {
     /// The order that freezes the node, by the last heartbeat.
     frozen: Option<Frozen>,
     /// Questions about Pods that wait to end.
-    departing: Option<Questions>,
+    prestop: Option<Questions>,
     /// The counter of connections.
     connections: Option<Arc<ServiceConnections>>,
     /// The replicas that the control plane has just named.
@@ -165,7 +165,7 @@ impl<T: Transport> Client<T> {
                 triggers_told: 0,
                 notice: None,
                 frozen: None,
-                departing: None,
+                prestop: None,
                 connections: None,
                 named: Vec::new(),
             },
@@ -178,8 +178,8 @@ impl<T: Transport> Client<T> {
 
     /// Adds the questions about Pods that wait to end.
     #[must_use]
-    pub(crate) fn with_departing(mut self, questions: Option<Questions>) -> Self {
-        self.shared.departing = questions;
+    pub(crate) fn with_prestop(mut self, questions: Option<Questions>) -> Self {
+        self.shared.prestop = questions;
         self
     }
 

@@ -28,11 +28,11 @@ use tokio::time::{Instant as Moment, sleep_until};
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
-use crate::departures::Departures;
 use crate::draining::Draining;
 use crate::fleet::{Fleet, Hop};
 use crate::orders::Board;
 use crate::peers::Listed;
+use crate::prestop::PrestopQuestions;
 use crate::publish_debounce::PublishDebounce;
 use crate::snapshots::Snapshots;
 use crate::suspects::Suspects;
@@ -82,7 +82,7 @@ pub struct Hub {
     /// What streams have sent to agents.
     pub traffic: Arc<Traffic>,
     /// Pods that wait to end.
-    pub departures: Departures,
+    pub departures: PrestopQuestions,
     /// Names of Services that may have changed, for watches.
     pub touched: Touched,
     /// The record of what changed.
@@ -161,7 +161,7 @@ impl Hub {
             tainted: Tainted::default(),
             suspects: Suspects::default(),
             traffic: Arc::default(),
-            departures: Departures::default(),
+            departures: PrestopQuestions::default(),
             touched: Touched::default(),
             recorder,
             shutdown,

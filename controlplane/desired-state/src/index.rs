@@ -6,13 +6,13 @@
 
 mod causes;
 mod claims;
-mod departing;
 mod effective;
 mod guard;
 mod holding;
 mod picture;
 mod places;
 mod policies;
+mod prestop;
 mod proxying;
 mod put;
 mod quota;
@@ -28,10 +28,10 @@ mod view;
 pub(crate) mod tests;
 
 pub use causes::{Cause, Causes, Details, EndpointChange, EndpointState, FieldChange, Verb};
-pub use departing::PodEndpoints;
 pub use guard::{CliffGuard, Guarded};
 pub use holding::Held;
 pub use picture::Picture;
+pub use prestop::PodEndpoints;
 pub use selection::{Page, Selection};
 pub use suspects::{Suspicion, Suspicions};
 pub use totals::{Taken, Totals};

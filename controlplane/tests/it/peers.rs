@@ -3,10 +3,10 @@
 
 mod approval;
 mod bad;
-mod departing;
 mod enforcement;
 mod identity;
 mod large;
+mod prestop;
 mod service;
 
 use std::collections::BTreeMap;

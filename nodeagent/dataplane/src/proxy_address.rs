@@ -17,7 +17,7 @@ pub(crate) const LOCAL_PORTS: &str = "local";
 pub(crate) const DIVERT_TABLES: [&str; 2] = ["kplane-divert", "kplane-divert-2"];
 
 /// The table that leads preStop hooks to the agent, one per family.
-pub(crate) const DEPARTING_TABLE: &str = "kplane-departing";
+pub(crate) const PRESTOP_TABLE: &str = "kplane-departing";
 
 /// The table that an agent leaves behind: for some seconds, preStop hooks wait for the next agent.
 pub(crate) const DEPARTED_TABLE: &str = "kplane-departed";

@@ -9,7 +9,7 @@ use super::{Tasks, spawn_errand};
 use crate::avoided::Seen;
 use crate::canary;
 use crate::config::Config;
-use crate::departing::{self, Farewell};
+use crate::prestop::{self, Farewell};
 use crate::engine::Followers;
 use crate::host_checks;
 use crate::metrics::Counters;
@@ -84,15 +84,15 @@ pub(super) fn answer_hooks(
     config: &Config,
     counters: &Counters,
     tasks: &mut Tasks,
-) -> (Followers, Option<departing::Questions>, Option<Farewell>) {
-    let settings = config.departing.clone();
+) -> (Followers, Option<prestop::Questions>, Option<Farewell>) {
+    let settings = config.prestop.clone();
     let settings = settings.filter(|_| config.backend.describe().programs_kernel);
     let Some(settings) = settings else {
         return (followers, None, None);
     };
-    let counters = Arc::clone(&counters.departing);
-    let (follower, hooks, end, questions) = departing::channel(settings, counters);
+    let counters = Arc::clone(&counters.prestop);
+    let (follower, hooks, end, questions) = prestop::channel(settings, counters);
     spawn_errand(tasks, hooks.run());
-    let followers = followers.with_departing(Some(follower));
+    let followers = followers.with_prestop(Some(follower));
     (followers, Some(questions), Some(end))
 }

@@ -391,7 +391,7 @@ impl Flags {
         let (unset_mode, mode_unset) = (self.unset_mode(&loaded), self.mode_unset(&loaded));
         let (log, settings) = (loaded.settings.log, loaded.settings);
         let backend = self.data_path.backend.unwrap_or(settings.kind);
-        let departing = self.data_path.pre_stop.settings(&settings.node);
+        let prestop = self.data_path.pre_stop.settings(&settings.node);
         let config = Config {
             node_name,
             source,
@@ -406,7 +406,7 @@ impl Flags {
             metrics: settings.metrics,
             bind_address_hard_fail: settings.bind_address_hard_fail,
             canary: self.data_path.canary_service.clone(),
-            departing,
+            prestop,
             count_connections: self.data_path.count_connections,
             flows: self.data_path.flows,
             cliff_guard: self.absence.cliff_guard(),

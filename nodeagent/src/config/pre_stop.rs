@@ -5,7 +5,7 @@ use std::time::Duration;
 use kplane_dataplane::plan::NodeSettings;
 
 use super::value::interval;
-use crate::departing;
+use crate::prestop;
 
 /// Flags of preStop hooks.
 #[derive(Debug, clap::Args)]
@@ -24,10 +24,10 @@ pub(super) struct PreStopFlags {
 
 impl PreStopFlags {
     /// Returns the settings of preStop hooks, if there are any.
-    pub(super) fn settings(&self, node: &NodeSettings) -> Option<departing::HookSettings> {
-        (self.port > 0).then(|| departing::HookSettings {
+    pub(super) fn settings(&self, node: &NodeSettings) -> Option<prestop::HookSettings> {
+        (self.port > 0).then(|| prestop::HookSettings {
             port: self.port,
-            within: self.within.min(departing::LONGEST),
+            within: self.within.min(prestop::LONGEST),
             ranges: node.cluster_cidrs.clone(),
         })
     }

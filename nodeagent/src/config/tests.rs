@@ -44,7 +44,7 @@ fn defaults() {
     let config = config("--insecure --control-plane http://a");
     assert_eq!(&*config.node_name, "n1");
     // A port of Pods is theirs, unless hooks are asked for.
-    assert_eq!(config.departing, None);
+    assert_eq!(config.prestop, None);
     assert_eq!(config.backend, backend::Kind::Nftables);
     assert_eq!(config.backend_settings.masquerade_bit, 14);
     assert_eq!(config.node_settings, NodeSettings::default());

@@ -13,7 +13,7 @@ use tokio::sync::watch;
 use super::triggers::{PendingTriggers, Results};
 use crate::avoided::Seen;
 use crate::canary;
-use crate::departing;
+use crate::prestop;
 use crate::desired::{Desired, Touched, View};
 use crate::host_checks::{self, Finding, HostFacts, node_ports, pod_ranges};
 use crate::metrics::{Counters, FamilyCounters, NAMED, Transaction};
@@ -34,7 +34,7 @@ pub struct Followers {
     /// Another program that programs this node, or its rules.
     competing_proxy: Option<watch::Receiver<Option<Failure>>>,
     canary: Option<canary::Canary>,
-    departing: Option<departing::Follower>,
+    prestop: Option<prestop::Follower>,
     host_checks: Option<watch::Receiver<HostFacts>>,
     proxy: Option<watch::Receiver<Seen>>,
     connections: Option<Arc<ServiceConnections>>,
@@ -66,7 +66,7 @@ impl Followers {
             triggers: Results::default(),
             competing_proxy: None,
             canary: None,
-            departing: None,
+            prestop: None,
             host_checks: None,
             proxy: None,
             connections: None,
@@ -90,8 +90,8 @@ impl Followers {
 
     /// Adds the answers to preStop hooks, which have to know where the node's Pods are.
     #[must_use]
-    pub fn with_departing(mut self, departing: Option<departing::Follower>) -> Self {
-        self.departing = departing;
+    pub fn with_prestop(mut self, prestop: Option<prestop::Follower>) -> Self {
+        self.prestop = prestop;
         self
     }
 
@@ -142,9 +142,9 @@ impl Followers {
         found.extend(node_ports::findings(node, settings, served));
         found.extend(pod_ranges::findings(desired));
         found.extend(
-            self.departing
+            self.prestop
                 .iter()
-                .flat_map(departing::Follower::findings),
+                .flat_map(prestop::Follower::findings),
         );
         let seen = self.host_checks.as_ref();
         if let Some(seen) =
@@ -210,8 +210,8 @@ impl Followers {
         if let Some(canary) = &self.canary {
             canary.programmed(family, desired, touched, is_refused);
         }
-        if let Some(departing) = &mut self.departing {
-            departing.programmed(family, desired, touched);
+        if let Some(prestop) = &mut self.prestop {
+            prestop.programmed(family, desired, touched);
         }
         self.health
             .programmed(family, node, desired, touched, is_refused);

@@ -246,8 +246,8 @@ impl Collector for Agent {
         if let Some(connections) = &self.0.connections {
             connections::write(connections, &mut to)?;
         }
-        let departing = self.0.counters.departing.read();
-        let waits = departing.map(|(outcome, times)| ([("outcome", outcome)], times));
+        let prestop = self.0.counters.prestop.read();
+        let waits = prestop.map(|(outcome, times)| ([("outcome", outcome)], times));
         Metric::new("kplane_agent_pre_stop_wait_duration_seconds")
             .help(
                 "Time that preStop hooks of Pods waited until no kernel led to the Pod, by outcome",

@@ -37,7 +37,7 @@ pub(super) const PHASE_BUCKETS: [f64; 15] = [
 ];
 
 /// Upper bounds of the time that a preStop hook waits, in seconds: a healthy cluster takes some 100 ms.
-const DEPARTING_BUCKETS: [f64; 12] = [
+const PRESTOP_BUCKETS: [f64; 12] = [
     0.01, 0.025, 0.05, 0.1, 0.2, 0.3, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0,
 ];
 
@@ -232,7 +232,7 @@ impl FamilyCounters {
 
 /// The end of a preStop hook's wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum DepartingOutcome {
+pub(crate) enum PrestopOutcome {
     /// No kernel leads to the Pod any more.
     Gone,
     /// The time was over.
@@ -247,7 +247,7 @@ pub(crate) enum DepartingOutcome {
     NoPod,
 }
 
-impl DepartingOutcome {
+impl PrestopOutcome {
     const ALL: [Self; 6] = [
         Self::Gone,
         Self::Bound,
@@ -272,23 +272,23 @@ impl DepartingOutcome {
 
 /// The times that preStop hooks waited, by outcome.
 #[derive(Debug)]
-pub(crate) struct DepartingCounters([Histogram; DepartingOutcome::ALL.len()]);
+pub(crate) struct PrestopCounters([Histogram; PrestopOutcome::ALL.len()]);
 
-impl Default for DepartingCounters {
+impl Default for PrestopCounters {
     fn default() -> Self {
-        Self(DepartingOutcome::ALL.map(|_| Histogram::new(&DEPARTING_BUCKETS)))
+        Self(PrestopOutcome::ALL.map(|_| Histogram::new(&PRESTOP_BUCKETS)))
     }
 }
 
-impl DepartingCounters {
+impl PrestopCounters {
     /// Counts the end of a wait.
-    pub(crate) fn observe(&self, outcome: DepartingOutcome, took: Duration) {
+    pub(crate) fn observe(&self, outcome: PrestopOutcome, took: Duration) {
         self.0[outcome as usize].observe(took);
     }
 
     /// Returns the times of each outcome by its name.
-    pub(crate) fn read(&self) -> [(&'static str, Distribution); DepartingOutcome::ALL.len()] {
-        DepartingOutcome::ALL.map(|outcome| (outcome.name(), self.0[outcome as usize].read()))
+    pub(crate) fn read(&self) -> [(&'static str, Distribution); PrestopOutcome::ALL.len()] {
+        PrestopOutcome::ALL.map(|outcome| (outcome.name(), self.0[outcome as usize].read()))
     }
 }
 
@@ -296,7 +296,7 @@ impl DepartingCounters {
 #[derive(Debug, Default)]
 pub struct Counters {
     /// The times that preStop hooks waited.
-    pub(crate) departing: Arc<DepartingCounters>,
+    pub(crate) prestop: Arc<PrestopCounters>,
     families: [FamilyCounters; 2],
     /// The number of failed attempts to open a health check node port (A25).
     pub(crate) service_health_failures: Counter,

@@ -16,7 +16,7 @@ use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, sleep_until};
 use tonic::Status;
 
-use super::departing::Departing;
+use super::prestop::Prestop;
 use super::replicas::CUT_OFF;
 use super::report_pacing::ReportPacing;
 use super::transport::Presented;
@@ -55,7 +55,7 @@ pub(super) struct Live {
     /// The control plane's question about ranges, until the engine has answered it.
     comparison: Option<Comparison>,
     /// Questions about Pods that wait to end.
-    departing: Departing,
+    prestop: Prestop,
     /// The counts of real servers that the control plane last received.
     servers_told: [Option<ServerCounts>; 2],
     /// The last update that arrived, taken or not.
@@ -104,7 +104,7 @@ enum Event {
     Taken(Option<UpdateResult>),
     Answered(Result<pb::Inspection, Stopped>),
     Compared(Result<Option<RangeDigests>, Stopped>),
-    Departing,
+    Prestop,
     PingDue,
     BeatDue,
     ReportDue,
@@ -132,7 +132,7 @@ impl Live {
             waiting: Waiting::default(),
             question: None,
             comparison: None,
-            departing: Departing::default(),
+            prestop: Prestop::default(),
             servers_told: Default::default(),
             received: None,
             since: now,
@@ -182,7 +182,7 @@ impl Live {
                 let digests = digests?.map_or_else(Vec::new, |digests| digests.to_bytes());
                 self.due.ranges = Some(pb::Ranges { digests });
             }
-            Event::Departing => {}
+            Event::Prestop => {}
             Event::PingDue => {
                 self.next_ping = Instant::now() + PING_INTERVAL;
                 self.due.ping = true;
@@ -214,10 +214,10 @@ impl Live {
             comparison,
             reports,
             due,
-            departing,
+            prestop,
             ..
         } = self;
-        let (engine, questions) = (&shared.engine, &mut shared.departing);
+        let (engine, questions) = (&shared.engine, &mut shared.prestop);
         let reads = waiting.has_room();
         let answered = async {
             match question {
@@ -254,11 +254,11 @@ impl Live {
             told = answered => Event::Answered(told),
             digests = compared => Event::Compared(digests),
             changed = reports.changed() => Event::Reported(changed),
-            permit = outbox.reserve_owned(), if due.any() || departing.is_due() => Event::Room(permit),
+            permit = outbox.reserve_owned(), if due.any() || prestop.is_due() => Event::Room(permit),
             () = sleep_until(self.next_ping) => Event::PingDue,
             () = beat_due, if !due.any() => Event::BeatDue,
             () = report_due, if !due.report => Event::ReportDue,
-            () = departing.next(questions) => Event::Departing,
+            () = prestop.next(questions) => Event::Prestop,
             message = link.inbox.next(), if reads => Event::Heard(message),
             () = sleep_until(self.heard + SILENCE), if reads => Event::Silent,
         }
@@ -286,7 +286,7 @@ impl Live {
             }
             Some(server_message::Kind::Inspect(inspect)) => self.ask(&inspect, shared),
             Some(server_message::Kind::Compare(compare)) => self.compare(compare, shared)?,
-            Some(server_message::Kind::Left(left)) => self.departing.answered(left),
+            Some(server_message::Kind::Left(left)) => self.prestop.answered(left),
             Some(server_message::Kind::Heartbeat(heartbeat)) => {
                 return self.heartbeat(heartbeat, shared);
             }
@@ -360,7 +360,7 @@ impl Live {
             agent_message::Kind::Pong(pb::Pong { token })
         } else if let Some(inspection) = self.due.inspection.take() {
             agent_message::Kind::Inspection(inspection)
-        } else if let Some(leaving) = self.departing.take() {
+        } else if let Some(leaving) = self.prestop.take() {
             agent_message::Kind::Leaving(leaving)
         } else if let Some(ranges) = self.due.ranges.take() {
             agent_message::Kind::Ranges(ranges)

@@ -20,7 +20,6 @@ mod connected;
 mod conntrack;
 mod counted;
 mod dead;
-mod departing;
 mod emptied;
 mod generated;
 mod handed;
@@ -33,6 +32,7 @@ mod listing;
 mod network_policies;
 mod own_way;
 mod policies;
+mod prestop;
 mod proxied;
 mod remembered;
 mod reported;
@@ -78,10 +78,10 @@ const TESTS: &[Test] = kplane_tests::tests!(
     policies::a12_a13_both_policies_local,
     policies::b3_draining_endpoints_serve_when_nothing_is_ready,
     policies::b5_a_draining_endpoint_serves_a_local_policy_when_no_other_is_on_the_node,
-    departing::servers_end_right_after_their_hooks_and_no_connection_fails,
-    departing::hooks_are_answered_at_their_bound_at_the_latest,
-    departing::hooks_outlive_a_restart_of_their_agent,
-    departing::a_pod_that_serves_at_the_port_of_hooks_is_left_alone,
+    prestop::servers_end_right_after_their_hooks_and_no_connection_fails,
+    prestop::hooks_are_answered_at_their_bound_at_the_latest,
+    prestop::hooks_outlive_a_restart_of_their_agent,
+    prestop::a_pod_that_serves_at_the_port_of_hooks_is_left_alone,
     counted::each_connection_through_a_service_is_reported_once,
     asked::a_kernel_says_what_it_does,
     asked::a_kernel_says_what_others_have_left,

@@ -23,11 +23,11 @@ use super::millis;
 use super::questions::AgentQuestions;
 use super::updates::{HeldState, Updates, must_be_node};
 use crate::connection_limits::ConnectionGuard;
-use crate::departures::NodeDepartures;
 use crate::draining;
 use crate::fleet::{BEATS, Misbehaviour, NotBegun, Session, bound_hello};
 use crate::hub::Hub;
 use crate::identity::{Caller, CredentialWatch};
+use crate::prestop::NodeDepartures;
 
 /// Maximum time until an agent that connects has sent its Hello.
 const HELLO_WITHIN: Duration = Duration::from_secs(10);

@@ -60,7 +60,7 @@ pub use policies::PolicyTables;
 pub(crate) use policies::{FoundPolicies, PolicyTable};
 pub use policy_schema::{ACCEPT, CUT, DENY, PASS, PolicySet};
 pub use probe::{ProbeError, can_log, probe};
-pub use proxy_tables::{DepartingError, DepartingTable, HookAddresses};
+pub use proxy_tables::{HookAddresses, PrestopTable, PrestopTableError};
 pub use readback::{
     ReadError, StructureState, decode_elements, read_elements, read_elements_of, read_structure,
 };

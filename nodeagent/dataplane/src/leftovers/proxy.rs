@@ -9,7 +9,7 @@ use kplane_netlink::{NetlinkError, Routes};
 
 use super::{Problem, objects};
 use crate::proxy_address::{
-    CAPTURE_TABLE, DELIVERY, DEPARTED_TABLE, DEPARTING_TABLE, DIVERT_TABLES, proxy_address,
+    CAPTURE_TABLE, DELIVERY, DEPARTED_TABLE, DIVERT_TABLES, PRESTOP_TABLE, proxy_address,
 };
 
 #[derive(Clone, Copy, Debug)]
@@ -27,7 +27,7 @@ impl ProxyObject {
     pub(super) fn find() -> (Vec<Self>, Vec<Problem>) {
         let (mut found, mut problems) = (Vec::new(), Vec::new());
         for family in Family::ALL {
-            let tables = [CAPTURE_TABLE, DEPARTING_TABLE, DEPARTED_TABLE].into_iter();
+            let tables = [CAPTURE_TABLE, PRESTOP_TABLE, DEPARTED_TABLE].into_iter();
             let tables = tables.chain(DIVERT_TABLES);
             let tables = tables.map(|table| Self::Table(family, table));
             let rest = [Self::Delivery(family), Self::Address(proxy_address(family))];

@@ -11,7 +11,7 @@
 //! | kubernetes 63617, 54885: a health check port that is a node port | `a_health_check_port_that_is_a_node_port_disturbs_nothing` |
 //! | traefik 13481: a port without endpoints beside one with some | `combined::a30_nothing_but_ready_endpoints_of_ports` |
 //! | antrea 1570: a sticky client's endpoint drains | `affinity::a11_an_endpoint_that_goes_..` |
-//! | kubernetes 89263: preStop hooks of many Pods at once | `departing::hooks_are_answered_at_their_bound_at_the_latest` |
+//! | kubernetes 89263: preStop hooks of many Pods at once | `prestop::hooks_are_answered_at_their_bound_at_the_latest` |
 
 use std::net::SocketAddr;
 

@@ -3,7 +3,6 @@
 
 #[cfg(feature = "userspace")]
 mod capture;
-mod departing;
 #[cfg(feature = "userspace")]
 mod divert;
 #[cfg_attr(
@@ -15,9 +14,10 @@ mod divert;
 )]
 mod expressions;
 mod own_table;
+mod prestop;
 
 #[cfg(feature = "userspace")]
 pub(in crate::backend) use capture::{CaptureSettings, CaptureTable, CapturedPlace};
-pub use departing::{DepartingError, DepartingTable, HookAddresses};
 #[cfg(feature = "userspace")]
 pub(in crate::backend) use divert::{DivertMarks, DivertTable};
+pub use prestop::{HookAddresses, PrestopTable, PrestopTableError};

@@ -19,7 +19,7 @@ use super::pods::Known;
 use super::problems::Problems;
 use super::request::{Asked, MAX_HEAD};
 use super::{DepartureAsked, DepartureQuestion, original};
-use crate::metrics::{DepartingCounters, DepartingOutcome as Outcome};
+use crate::metrics::{PrestopCounters, PrestopOutcome as Outcome};
 
 /// Longest time for a request's head, and for taking the answer.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -38,7 +38,7 @@ pub(super) struct Answering {
     pub(super) within: Duration,
     pub(super) known: watch::Receiver<Known>,
     pub(super) ask: mpsc::Sender<DepartureQuestion>,
-    pub(super) counters: Arc<DepartingCounters>,
+    pub(super) counters: Arc<PrestopCounters>,
     pub(super) problems: Problems,
     pub(super) pods: Mutex<HashMap<Option<IpAddr>, Weak<PodHooks>>>,
 }

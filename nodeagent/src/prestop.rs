@@ -23,7 +23,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
-use kplane_dataplane::backend::nftables::{DepartingError, DepartingTable};
+use kplane_dataplane::backend::nftables::{PrestopTableError, PrestopTable};
 use kplane_http::{Acceptor, REBIND};
 use kplane_model::{Cidr, Family};
 use kplane_proto::v1::LeavingOutcome;
@@ -39,7 +39,7 @@ use tracing::{info, warn};
 use self::answering::Answering;
 use self::pods::{Known, Pods};
 use self::problems::{Part, Problems};
-use crate::metrics::DepartingCounters;
+use crate::metrics::PrestopCounters;
 
 /// Longest time of a wait, unless the configuration or the hook has another one.
 pub const WITHIN: Duration = Duration::from_secs(10);
@@ -129,7 +129,7 @@ impl Farewell {
 /// Creates the engine's side, the task with its end, and the questions for the stream.
 pub(crate) fn channel(
     settings: HookSettings,
-    counters: Arc<DepartingCounters>,
+    counters: Arc<PrestopCounters>,
 ) -> (Follower, Hooks, Farewell, Questions) {
     let problems = Problems::default();
     let (follower, known) = pods::channel(&settings, problems.clone());
@@ -249,7 +249,7 @@ struct Rules {
     family: Family,
     port: u16,
     pods: Pods,
-    table: Option<DepartingTable>,
+    table: Option<PrestopTable>,
     complained: bool,
     problems: Problems,
 }
@@ -266,7 +266,7 @@ impl Rules {
             match changed {
                 Some(Ok(table)) => Ok(table),
                 // Another program may have deleted it.
-                _ => DepartingTable::create(family, port, &addresses),
+                _ => PrestopTable::create(family, port, &addresses),
             }
         });
         match written.await {
@@ -306,7 +306,7 @@ impl Rules {
         }
     }
 
-    fn failed(&mut self, error: &DepartingError, now: Instant) -> Instant {
+    fn failed(&mut self, error: &PrestopTableError, now: Instant) -> Instant {
         if !std::mem::replace(&mut self.complained, true) {
             let (family, port, reason) = (self.family, self.port, kplane_dataplane::chain(error));
             warn!(

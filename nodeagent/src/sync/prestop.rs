@@ -11,7 +11,7 @@ use kplane_proto::v1::LeavingOutcome;
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 
-use crate::departing::{DepartureQuestion, Questions};
+use crate::prestop::{DepartureQuestion, Questions};
 
 /// Time before the end of a wait at which the control plane says what is missing, in milliseconds, so that the answer
 /// arrives in time.
@@ -19,13 +19,13 @@ const MARGIN_MS: u32 = 100;
 
 /// The questions of a stream. Those that have no answer when the stream ends are asked again on another one.
 #[derive(Debug, Default)]
-pub(super) struct Departing {
+pub(super) struct Prestop {
     asked: u64,
     due: VecDeque<pb::Leaving>,
     open: BTreeMap<u64, oneshot::Sender<LeavingOutcome>>,
 }
 
-impl Departing {
+impl Prestop {
     /// Waits until a question is to be sent, or one is withdrawn because its hooks no longer wait.
     pub(super) async fn next(&mut self, questions: &mut Option<Questions>) {
         poll_fn(|context| {
@@ -110,13 +110,13 @@ mod tests {
     use tokio::sync::mpsc;
 
     use super::*;
-    use crate::departing::DepartureAsked;
+    use crate::prestop::DepartureAsked;
 
     #[tokio::test]
     async fn a_question_whose_hooks_hang_up_is_withdrawn() {
         let (ask, questions) = mpsc::channel(3);
         let mut questions = Some(questions);
-        let mut departing = Departing::default();
+        let mut prestop = Prestop::default();
         let mut hooks = Vec::new();
         for second in 1..=3 {
             let (answer, answered) = oneshot::channel();
@@ -128,21 +128,21 @@ mod tests {
             };
             let question = DepartureQuestion { asked, answer };
             ask.send(question).await.unwrap();
-            departing.next(&mut questions).await;
+            prestop.next(&mut questions).await;
             hooks.push(answered);
         }
-        let sent = departing.take().unwrap();
+        let sent = prestop.take().unwrap();
         assert_eq!((sent.token, sent.unless_terminating_ms), (1, 1_000));
-        assert!(departing.next(&mut questions).now_or_never().is_none());
+        assert!(prestop.next(&mut questions).now_or_never().is_none());
         // One that was sent, and one that was not.
         hooks.drain(..2);
-        departing.next(&mut questions).await;
-        let rest: Vec<_> = std::iter::from_fn(|| departing.take()).collect();
+        prestop.next(&mut questions).await;
+        let rest: Vec<_> = std::iter::from_fn(|| prestop.take()).collect();
         let rest: Vec<_> = rest.iter().map(|of| (of.token, of.withdrawn)).collect();
         assert_eq!(rest, [(3, false), (1, true)]);
         let gone = LeavingOutcome::Gone.into();
         for token in [1, 3] {
-            departing.answered(pb::Left {
+            prestop.answered(pb::Left {
                 token,
                 outcome: gone,
             });

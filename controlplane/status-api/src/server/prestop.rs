@@ -1,7 +1,7 @@
 //! Pods that wait to end: agents ask when no kernel leads new connections to a Pod any more.
 //!
 //! ```text
-//! agent --Leaving--> stream -> Departures -> serve -> Depart: index, store, reports of all agents -> Wait
+//! agent --Leaving--> stream -> PrestopQuestions -> serve -> Depart: index, store, reports of all agents -> Wait
 //!       <---Left---- stream <------------------------------ the outcome, once --------------------------
 //! ```
 //!
@@ -19,9 +19,9 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use kplane_agents::departures::Leaving;
 use kplane_agents::hub::{Closing, Hub};
 use kplane_agents::peers::{Collected, Peers};
+use kplane_agents::prestop::Leaving;
 use kplane_desired_state::index::PodEndpoints;
 use kplane_desired_state::publish::Followed;
 use kplane_model::select::Lead;

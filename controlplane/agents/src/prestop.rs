@@ -49,7 +49,7 @@ pub struct Leaving {
 
 /// Questions about Pods that wait to end, and the latest answers.
 #[derive(Debug)]
-pub struct Departures {
+pub struct PrestopQuestions {
     room: Arc<Semaphore>,
     questions: mpsc::Sender<Leaving>,
     asked: Mutex<Option<mpsc::Receiver<Leaving>>>,
@@ -63,7 +63,7 @@ struct Latest {
     all: VecDeque<(u64, Arc<pb::Departure>)>,
 }
 
-impl Default for Departures {
+impl Default for PrestopQuestions {
     fn default() -> Self {
         let (questions, asked) = mpsc::channel(WAITING);
         Self {
@@ -75,7 +75,7 @@ impl Default for Departures {
     }
 }
 
-impl Departures {
+impl PrestopQuestions {
     /// Passes an agent's question on as soon as it has a place in the agent's share and at this control plane. Without
     /// one until its time is over, the outcome is unspecified. A question that is dropped gives its place back.
     fn ask(
@@ -161,7 +161,12 @@ impl Default for NodeDepartures {
 
 impl NodeDepartures {
     /// Takes a question, or withdraws one.
-    pub(crate) fn take(&mut self, departures: &Departures, node: &NodeName, leaving: &pb::Leaving) {
+    pub(crate) fn take(
+        &mut self,
+        prestop: &PrestopQuestions,
+        node: &NodeName,
+        leaving: &pb::Leaving,
+    ) {
         let token = leaving.token;
         // An agent that asks twice with one token wants the later answer.
         self.asked.remove(&token);
@@ -178,7 +183,7 @@ impl NodeDepartures {
         }
         let (entry, withdrawn) = oneshot::channel::<()>();
         self.asked.insert(token, entry);
-        let outcome = departures.ask(node, leaving, Arc::clone(&self.share));
+        let outcome = prestop.ask(node, leaving, Arc::clone(&self.share));
         let outcome = async move {
             tokio::select! {
                 outcome = outcome => left(outcome),
@@ -223,9 +228,9 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn what_an_agent_says_is_bounded() {
-        let departures = Departures::default();
-        let mut asked = departures.take_questions().unwrap();
-        assert!(departures.take_questions().is_none());
+        let prestop = PrestopQuestions::default();
+        let mut asked = prestop.take_questions().unwrap();
+        assert!(prestop.take_questions().is_none());
         let hostile = pb::Leaving {
             addresses: vec![vec![10, 0, 0, 1], vec![1; 3], vec![0; 16]]
                 .into_iter()
@@ -237,7 +242,7 @@ mod tests {
             ..leaving(1)
         };
         let mut node = NodeDepartures::default();
-        node.take(&departures, &"n1".into(), &hostile);
+        node.take(&prestop, &"n1".into(), &hostile);
         assert!(node.next().now_or_never().is_none());
         let leaving = asked.try_recv().unwrap();
         assert_eq!(leaving.addresses.len(), ADDRESSES - 1);
@@ -245,12 +250,12 @@ mod tests {
         assert_eq!((leaving.port, leaving.until), (0, until));
         assert_eq!(leaving.unless_terminating, until);
         for n in 0..300 {
-            departures.note(pb::Departure {
+            prestop.note(pb::Departure {
                 waited_ms: n,
                 ..pb::Departure::default()
             });
         }
-        let latest = departures.latest();
+        let latest = prestop.latest();
         assert_eq!(
             (latest.len(), latest[0].0, latest[0].1.waited_ms),
             (256, 45, 44)
@@ -259,14 +264,14 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn no_node_takes_all_places_and_a_question_that_is_withdrawn_gives_its_place_back() {
-        let departures = Departures::default();
-        let mut asked = departures.take_questions().unwrap();
+        let prestop = PrestopQuestions::default();
+        let mut asked = prestop.take_questions().unwrap();
         let (greedy, other) = ("greedy".into(), "other".into());
         let began = Instant::now();
         let mut many = NodeDepartures::default();
         let most = OPEN as u64;
         for token in 0..=most {
-            many.take(&departures, &greedy, &leaving(token));
+            many.take(&prestop, &greedy, &leaving(token));
         }
         // More than a stream may have get no place.
         let refused = many.next().await.unwrap();
@@ -275,7 +280,7 @@ mod tests {
         let mut places = take_all(&mut asked);
         assert_eq!(places.len(), SHARE);
         let mut one = NodeDepartures::default();
-        one.take(&departures, &other, &leaving(7));
+        one.take(&prestop, &other, &leaving(7));
         no_answer(&mut one).await;
         let place = asked.try_recv().unwrap();
         place.answer.send(LeavingOutcome::Gone).unwrap();
@@ -289,7 +294,7 @@ mod tests {
             withdrawn: true,
             ..leaving(1)
         };
-        many.take(&departures, &greedy, &withdrawn);
+        many.take(&prestop, &greedy, &withdrawn);
         let mut left = Vec::from_iter([many.next().await, many.next().await].map(Option::unwrap));
         left.sort_by_key(|left| left.token);
         let left: Vec<_> = left
@@ -313,6 +318,6 @@ mod tests {
         assert_eq!((began.elapsed(), left.outcome()), (LONGEST, none));
         // A stream that ends gives all places back.
         drop(many);
-        assert_eq!(departures.room.available_permits(), WAITING);
+        assert_eq!(prestop.room.available_permits(), WAITING);
     }
 }

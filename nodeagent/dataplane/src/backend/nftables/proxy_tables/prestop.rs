@@ -42,7 +42,7 @@ use super::super::element::Key;
 use super::super::uapi::*;
 use super::expressions::{ExpressionWriter, FIRST};
 use super::own_table::{BaseChain, OwnTable, address_key, commit};
-use crate::proxy_address::{DEPARTED_TABLE, DEPARTING_TABLE as TABLE};
+use crate::proxy_address::{DEPARTED_TABLE, PRESTOP_TABLE as TABLE};
 
 const RANGES: &str = "ranges";
 const PODS: &str = "pods";
@@ -62,7 +62,7 @@ const ELEMENTS: usize = 1024;
 
 /// A table that the kernel does not take.
 #[derive(Debug, thiserror::Error)]
-pub enum DepartingError {
+pub enum PrestopTableError {
     /// The kernel cannot be asked.
     #[error(transparent)]
     Netlink(#[from] NetlinkError),
@@ -84,7 +84,7 @@ pub struct HookAddresses {
 
 /// The table of one family. It ends with this object, where the kernel knows owners.
 #[derive(Debug)]
-pub struct DepartingTable {
+pub struct PrestopTable {
     family: Family,
     socket: NfSocket,
     owned: bool,
@@ -92,7 +92,7 @@ pub struct DepartingTable {
     arrived: bool,
 }
 
-impl DepartingTable {
+impl PrestopTable {
     /// Creates the table, which leads this port to the same port of the loopback address.
     ///
     /// # Errors
@@ -101,7 +101,7 @@ impl DepartingTable {
         family: Family,
         port: u16,
         addresses: &HookAddresses,
-    ) -> Result<Self, DepartingError> {
+    ) -> Result<Self, PrestopTableError> {
         let mut socket = NfSocket::open()?;
         let owned = commit(&mut socket, |flags| {
             let mut batch = structure(Role::Leads, family, port, flags, addresses);
@@ -127,7 +127,7 @@ impl DepartingTable {
     ///
     /// # Errors
     /// The kernel's refusal.
-    pub fn set(&mut self, addresses: &HookAddresses) -> Result<(), DepartingError> {
+    pub fn set(&mut self, addresses: &HookAddresses) -> Result<(), PrestopTableError> {
         let mut batch = Batch::new();
         for set in [RANGES, PODS, SERVED] {
             table(self.family).push_flush(&mut batch, set);
@@ -146,7 +146,7 @@ impl DepartingTable {
     ///
     /// # Errors
     /// The kernel's refusal.
-    pub fn leave(mut self, port: u16, addresses: &HookAddresses) -> Result<(), DepartingError> {
+    pub fn leave(mut self, port: u16, addresses: &HookAddresses) -> Result<(), PrestopTableError> {
         let mut batch = structure(Role::Drops, self.family, port, 0, addresses);
         table(self.family).push_absent(&mut batch);
         Ok(self.socket.commit(batch.seal(None))?)
