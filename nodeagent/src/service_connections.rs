@@ -36,7 +36,7 @@ pub struct ServiceConnections(Mutex<ConnectionCounts>);
 
 #[derive(Debug, Default)]
 struct ConnectionCounts {
-    places: HashMap<PacketTarget, Arc<ServiceKey>>,
+    frontends: HashMap<PacketTarget, Arc<ServiceKey>>,
     ports: BTreeMap<Arc<ServiceKey>, Port>,
     /// Times when the kernel dropped reports, because too many waited.
     losses: u64,
@@ -48,7 +48,7 @@ struct ConnectionCounts {
 
 #[derive(Debug, Default)]
 struct Port {
-    places: Vec<PacketTarget>,
+    frontends: Vec<PacketTarget>,
     connections: u64,
 }
 
@@ -70,29 +70,29 @@ impl ServiceConnections {
     /// Learns where a ServicePort is; `None` = it is gone, and its count with it.
     pub fn learn(&self, key: &ServiceKey, port: Option<&ServicePort>) {
         let mut counts = self.lock();
-        let places = port.map(places).unwrap_or_default();
+        let frontends = port.map(frontends).unwrap_or_default();
         let Some((known, mut before)) = counts.ports.remove_entry(key) else {
             if port.is_some() {
                 counts.add(
                     Arc::new(key.clone()),
                     Port {
-                        places,
+                        frontends,
                         connections: 0,
                     },
                 );
             }
             return;
         };
-        for place in std::mem::take(&mut before.places) {
+        for place in std::mem::take(&mut before.frontends) {
             // Another ServicePort may have taken the place.
-            if let Entry::Occupied(held) = counts.places.entry(place)
+            if let Entry::Occupied(held) = counts.frontends.entry(place)
                 && *held.get() == known
             {
                 held.remove();
             }
         }
         if port.is_some() {
-            counts.add(known, Port { places, ..before });
+            counts.add(known, Port { frontends, ..before });
         }
     }
 
@@ -217,8 +217,8 @@ async fn readable(socket: OwnedFd) -> io::Result<OwnedFd> {
 
 impl ConnectionCounts {
     fn add(&mut self, key: Arc<ServiceKey>, port: Port) {
-        for place in &port.places {
-            self.places.insert(*place, Arc::clone(&key));
+        for place in &port.frontends {
+            self.frontends.insert(*place, Arc::clone(&key));
         }
         self.ports.insert(key, port);
     }
@@ -233,13 +233,13 @@ impl ConnectionCounts {
 
     fn count(&mut self, reported: &Reported) {
         let (protocol, at) = (reported.connection.protocol, reported.connection.to);
-        let address = self.places.get(&PacketTarget::Address { at, protocol });
+        let address = self.frontends.get(&PacketTarget::Address { at, protocol });
         let node_port = PacketTarget::NodePort {
             family: Family::of(at.ip()),
             protocol,
             port: at.port(),
         };
-        let Some(key) = address.or_else(|| self.places.get(&node_port)) else {
+        let Some(key) = address.or_else(|| self.frontends.get(&node_port)) else {
             return;
         };
         if let (None, Some(port)) = (reported.ending, self.ports.get_mut(key)) {
@@ -252,7 +252,7 @@ impl ConnectionCounts {
 }
 
 /// Returns where clients reach a ServicePort.
-fn places(port: &ServicePort) -> Vec<PacketTarget> {
+fn frontends(port: &ServicePort) -> Vec<PacketTarget> {
     let addresses = std::iter::once(&port.cluster_ip)
         .chain(&port.load_balancer_ips)
         .chain(&port.external_ips);
@@ -323,7 +323,7 @@ mod tests {
         count(&all, [10, 96, 0, 1], 80);
         assert_eq!(counts(&all), [("web".to_owned(), 3)]);
         all.keep(Family::V4, &HashSet::new());
-        assert!(counts(&all).is_empty() && all.lock().places.is_empty());
+        assert!(counts(&all).is_empty() && all.lock().frontends.is_empty());
         assert!(all.edges(PAUSE, |_| true).is_none());
     }
 

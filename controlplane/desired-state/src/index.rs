@@ -4,13 +4,13 @@
 //! come out. Work per batch is proportional to the Services that it concerns, not to all of them
 //! (invariant: constant-work).
 
+mod address_claims;
 mod causes;
 mod claims;
 mod effective;
 mod guard;
 mod holding;
 mod picture;
-mod places;
 mod policies;
 mod prestop;
 mod proxying;
@@ -56,11 +56,11 @@ use crate::source::Located;
 use crate::trust::{self, Completeness};
 use kplane_policy::{Excess, Policies};
 
+use address_claims::AddressClaims;
 use claims::{Claims, Seniority};
 use effective::{API_SERVICE, Effective};
 use guard::Recent;
 use holding::{Holding, service_name};
-use places::Places;
 use quota::Quota;
 use resync::Resync;
 use triggers::Triggers;
@@ -80,7 +80,7 @@ pub struct Index {
     node_uids: HashMap<NodeName, Uid>,
     cidrs: BTreeMap<Arc<str>, Vec<Cidr>>,
     claims: Claims,
-    places: Places,
+    address_claims: AddressClaims,
     quota: Quota,
     proxying: Proxying,
     resync: Resync,
@@ -191,7 +191,7 @@ impl Index {
         let enforces = admission.enforces();
         Self {
             external_ips: admission.external_ips,
-            places: Places::new(admission.reserved),
+            address_claims: AddressClaims::new(admission.reserved),
             quota: Quota::new(admission.namespace_elements),
             proxying: admission.proxying,
             completeness: match enforces {
@@ -296,7 +296,7 @@ impl Index {
                 self.skipped.remove(&name);
                 if let Some(entry) = self.services.get_mut(&name) {
                     // The entry is removed when its ports have been withdrawn.
-                    self.places.replace_user(&name, &entry.ports, &[]);
+                    self.address_claims.replace_user(&name, &entry.ports, &[]);
                     entry.ports.clear();
                     self.pending.services.insert(name);
                 }
@@ -321,7 +321,7 @@ impl Index {
             None => drop(self.node_uids.remove(name)),
         }
         let before = self.nodes.get(name);
-        let users = self.places.replace_node(before, node.as_ref());
+        let users = self.address_claims.replace_node(before, node.as_ref());
         self.pending.services.extend(users);
         if self.is_synced() && before != node.as_ref() {
             let asking = self.asking_for_proxy();
@@ -341,7 +341,7 @@ impl Index {
             None => self.cidrs.remove(name),
         };
         for range in before.unwrap_or_default().into_iter().chain(after) {
-            let users = self.places.users_in(range).cloned();
+            let users = self.address_claims.users_in(range).cloned();
             self.pending.services.extend(users);
         }
         self.pending.cidrs = true;
@@ -360,10 +360,10 @@ impl Index {
             .filter_map(|id| self.slices.get(id))
             .flat_map(|slice| &slice.ports);
         let endpoints = ports.flat_map(|port| &port.endpoints);
-        let places = endpoints
+        let address_claims = endpoints
             .map(|e| SocketAddr::new(e.addr.ip, e.addr.port))
             .collect();
-        let users = self.places.replace_api_endpoints(places);
+        let users = self.address_claims.replace_api_endpoints(address_claims);
         self.pending.services.extend(users);
     }
 

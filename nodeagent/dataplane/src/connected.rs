@@ -155,22 +155,22 @@ impl ConnectedQuestion {
     }
 
     /// Returns where clients reach the ServicePorts.
-    fn places(&self) -> HashMap<PacketTarget, usize> {
-        let mut places = HashMap::new();
+    fn frontends(&self) -> HashMap<PacketTarget, usize> {
+        let mut frontends = HashMap::new();
         for (index, port) in self.ports.iter().enumerate() {
             let addresses = port.addresses.iter().copied();
             for place in PacketTarget::of_port(&port.key, addresses, port.port, port.node_port) {
-                places.entry(place).or_insert(index);
+                frontends.entry(place).or_insert(index);
             }
         }
-        places
+        frontends
     }
 }
 
 /// The reader of the kernel's tables.
 struct ConnectionReader<'a> {
     question: &'a ConnectedQuestion,
-    places: HashMap<PacketTarget, usize>,
+    frontends: HashMap<PacketTarget, usize>,
     /// The node's own addresses, at which node ports are.
     own: HashSet<IpAddr>,
     groups: ConnectionGroups,
@@ -182,7 +182,7 @@ impl<'a> ConnectionReader<'a> {
     fn new(question: &'a ConnectedQuestion, groups: ConnectionGroups) -> Self {
         Self {
             question,
-            places: question.places(),
+            frontends: question.frontends(),
             own: HashSet::new(),
             groups,
             now_ns: now_ns(),
@@ -197,7 +197,7 @@ impl<'a> ConnectionReader<'a> {
         within: Duration,
     ) -> Result<(), ListError> {
         let node_ports = |place: &PacketTarget| matches!(place, PacketTarget::NodePort { .. });
-        if self.places.keys().any(node_ports) {
+        if self.frontends.keys().any(node_ports) {
             self.own = own_addresses()?;
         }
         if by_ipvs {
@@ -208,7 +208,7 @@ impl<'a> ConnectionReader<'a> {
             return Ok(());
         }
         for family in Family::ALL {
-            if !self.places.keys().any(|place| place.family() == family) {
+            if !self.frontends.keys().any(|place| place.family() == family) {
                 continue;
             }
             // A list that is broken off spoils its socket, so each has its own.
@@ -234,7 +234,10 @@ impl<'a> ConnectionReader<'a> {
             };
             return Some(Selected::RepliesFrom(of));
         }
-        let of_family = self.places.keys().filter(|place| place.family() == family);
+        let of_family = self
+            .frontends
+            .keys()
+            .filter(|place| place.family() == family);
         let mut found: Option<AddressPorts> = None;
         for place in of_family {
             let PacketTarget::Address { at, protocol } = *place else {
@@ -257,14 +260,14 @@ impl<'a> ConnectionReader<'a> {
 
     /// Returns the ServicePort at a destination.
     fn port_at(&self, protocol: Protocol, at: SocketAddr) -> Option<usize> {
-        let address = self.places.get(&PacketTarget::Address { at, protocol });
+        let address = self.frontends.get(&PacketTarget::Address { at, protocol });
         let by_node = || {
             let node_port = PacketTarget::NodePort {
                 family: Family::of(at.ip()),
                 protocol,
                 port: at.port(),
             };
-            let port = self.places.get(&node_port)?;
+            let port = self.frontends.get(&node_port)?;
             self.own.contains(&at.ip()).then_some(port)
         };
         address.or_else(by_node).copied()

@@ -19,7 +19,7 @@ use std::net::IpAddr;
 pub use kplane_model::FrontendAddr;
 use kplane_model::{Cidr, EndpointAddr, IpvsScheduler, Proxied, ServiceKey, TrafficPolicy};
 
-/// The reason why packets arrive at a place.
+/// The reason why packets arrive at a frontend.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Origin {
     /// The Service's address inside the cluster. The internal policy decides (A12).
@@ -41,7 +41,7 @@ pub enum Unserved {
     Drop,
 }
 
-/// A place where packets arrive, with its endpoints and rules.
+/// A frontend where packets arrive, with its endpoints and rules.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Frontend {
     /// The place.
@@ -70,7 +70,7 @@ pub struct ServicePlan {
     /// The address inside the cluster. Packets to its unused ports are rejected (A20). Packets to it from
     /// outside the pod network are masqueraded (A15).
     pub cluster_ip: IpAddr,
-    /// All places where the ServicePort's packets arrive; no two are equal.
+    /// All frontends where the ServicePort's packets arrive; no two are equal.
     pub frontends: Vec<Frontend>,
     /// Endpoints on this node that may reach themselves through the Service (A15: hairpin).
     pub local: Vec<EndpointAddr>,

@@ -6,13 +6,13 @@
 //!
 //! The unit is a Service. A Service that a snapshot does not name is kept as a whole. A Service for
 //! which a snapshot has no endpoints keeps its earlier endpoints. The node stops keeping a Service
-//! when the control plane names it with endpoints, deletes it by name, or gives one of its places to
+//! when the control plane names it with endpoints, deletes it by name, or gives one of its frontends to
 //! another Service, or when its absence becomes trusted. Kept Services are not part of the digest.
 //!
 //! The node plans and programs kept Services like all others.
 
 mod losses;
-mod places;
+mod frontends;
 #[cfg(test)]
 mod tests;
 
@@ -24,7 +24,7 @@ use kplane_model::{
 };
 
 use self::losses::Losses;
-use self::places::{Place, places};
+use self::frontends::{Frontend, frontends};
 use super::staged::Staged;
 use super::{CliffGuard, Confidence, Desired, Enforcement, Slot, Touched, first_key, now_ms};
 
@@ -98,8 +98,8 @@ pub(super) struct Ledger {
     until_whole: bool,
     reason: String,
     since_ms: u64,
-    /// The places of ServicePorts that the control plane does not name, and their ServicePorts.
-    places: HashMap<Place, ServiceKey>,
+    /// The frontends of ServicePorts that the control plane does not name, and their ServicePorts.
+    frontends: HashMap<Frontend, ServiceKey>,
 }
 
 impl Ledger {
@@ -144,9 +144,9 @@ impl Ledger {
         match (slot.backing, slot.service()) {
             (Backing::Unnamed, Some(program)) => {
                 let key = &program.port.key;
-                for place in places(&program.port) {
-                    if self.places.get(&place) == Some(key) {
-                        self.places.remove(&place);
+                for place in frontends(&program.port) {
+                    if self.frontends.get(&place) == Some(key) {
+                        self.frontends.remove(&place);
                     }
                 }
             }
@@ -155,16 +155,16 @@ impl Ledger {
         }
     }
 
-    /// Returns ServicePorts that are not named and have a place that now belongs to another
+    /// Returns ServicePorts that are not named and have a frontend that now belongs to another
     /// ServicePort.
     pub(super) fn losers(&self, object: &DesiredObject) -> BTreeSet<ServiceKey> {
         let DesiredObject::Service(program) = object else {
             return BTreeSet::new();
         };
-        if self.places.is_empty() {
+        if self.frontends.is_empty() {
             return BTreeSet::new();
         }
-        let owners = places(&program.port).filter_map(|place| self.places.get(&place));
+        let owners = frontends(&program.port).filter_map(|place| self.frontends.get(&place));
         let others = owners.filter(|key| **key != program.port.key);
         others.cloned().collect()
     }
@@ -321,8 +321,8 @@ impl Desired {
         self.rejects.remove(key);
         if let Some(program) = slot.service() {
             let key = &program.port.key;
-            let places = places(&program.port).map(|place| (place, key.clone()));
-            self.held.places.extend(places);
+            let frontends = frontends(&program.port).map(|place| (place, key.clone()));
+            self.held.frontends.extend(frontends);
         }
     }
 

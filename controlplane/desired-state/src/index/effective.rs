@@ -1,6 +1,6 @@
 //! The served part of a Service: its ports without the places that it does not get, and its endpoints.
 //!
-//! The operator's settings (`admission.rs`), reserved places (`places.rs`), claims of other Services (`claims.rs`)
+//! The operator's settings (`admission.rs`), reserved places (`address_claims.rs`), claims of other Services (`claims.rs`)
 //! and the namespace's quota (`quota.rs`) decide what a Service does not get.
 
 use std::net::IpAddr;
@@ -178,8 +178,10 @@ impl Index {
     /// Returns the program that listens at a place and so keeps the Service from getting it.
     fn holder(&self, service: &ServiceName, claim: &Claim) -> Option<Holder> {
         let holder = match *claim {
-            Claim::Address { ip, protocol, port } => self.places.holder(ip, protocol, port),
-            Claim::NodePort { protocol, port, .. } => self.places.node_port_holder(protocol, port),
+            Claim::Address { ip, protocol, port } => self.address_claims.holder(ip, protocol, port),
+            Claim::NodePort { protocol, port, .. } => {
+                self.address_claims.node_port_holder(protocol, port)
+            }
         };
         let api_service = (&*service.namespace, &*service.name) == API_SERVICE;
         holder.filter(|holder| !(api_service && *holder == Holder::ApiServer))
@@ -203,7 +205,9 @@ impl Index {
     }
 
     fn warn_of_nodes(&self, external: &[IpAddr], issues: &mut Issues<'_>) {
-        let mut of_nodes = external.iter().filter(|ip| self.places.is_of_a_node(**ip));
+        let mut of_nodes = external
+            .iter()
+            .filter(|ip| self.address_claims.is_of_a_node(**ip));
         if let Some(ip) = of_nodes.next() {
             let more = match of_nodes.count() {
                 0 => String::new(),
@@ -220,7 +224,7 @@ impl Index {
 
     fn warn_of_ranges(&self, external: &[IpAddr], issues: &mut Issues<'_>) {
         for ip in external {
-            if let Some(range) = self.places.pod_range(*ip) {
+            if let Some(range) = self.address_claims.pod_range(*ip) {
                 issues.add(Severity::Warning, Reason::InsideClusterRange, || {
                     format!(
                         "external address {ip} is in the pod range {range} of a node: connections to a pod with this \

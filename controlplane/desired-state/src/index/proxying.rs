@@ -63,13 +63,13 @@ impl Index {
         if *allowed == ProxyEndpoints::Any {
             return None;
         }
-        let why = if self.places.is_of_a_node(ip) {
+        let why = if self.address_claims.is_of_a_node(ip) {
             "is a node's address"
         } else if endpoint.pod.is_none() {
             "is not a Pod of its namespace (targetRef)"
         } else if !allowed.contain(ip) {
             "is not in the ranges of --userspace-endpoints"
-        } else if *allowed == ProxyEndpoints::Pods && self.places.pod_range(ip).is_none() {
+        } else if *allowed == ProxyEndpoints::Pods && self.address_claims.pod_range(ip).is_none() {
             "is in no Node's pod range (set --userspace-endpoints to the ranges of Pods if Nodes do not name them)"
         } else {
             return None;
@@ -92,7 +92,7 @@ impl Index {
         };
         let at_node = || {
             let claim = node_port_claim(port, number);
-            self.places
+            self.address_claims
                 .is_of_a_node(ip)
                 .then(|| self.claims.owner(&claim))?
         };

@@ -31,7 +31,7 @@ impl Index {
             .clone_from(&service.metadata.creation_timestamp);
         entry.uid = service.metadata.uid;
         entry.location = location;
-        self.places
+        self.address_claims
             .replace_user(&name, &entry.ports, &converted.ports);
         causes::compare_ports(&mut cause, &entry.ports, &converted.ports);
         entry.ports = converted.ports;

@@ -108,8 +108,8 @@ impl Index {
                 self.source_issues = issues;
             }
             Event::Doubts(doubts) => self.completeness.doubt(doubts),
-            Event::ApiServer(places) => {
-                let users = self.places.replace_api_server(places);
+            Event::ApiServer(address_claims) => {
+                let users = self.address_claims.replace_api_server(address_claims);
                 self.pending.services.extend(users);
             }
             Event::Version(..) | Event::Alive => {}

@@ -1,7 +1,7 @@
 //! Publications for given batches.
 
+mod address_claims;
 mod causes;
-mod places;
 mod policies;
 mod proxying;
 mod step;

@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 
 use kplane_model::{Family, ServiceKey, ServiceName};
 
-use super::places::PlaceOwners;
+use super::frontends::FrontendOwners;
 use super::{Applied, ApplyError, Change, Failure, Inspection, ServerCounts, Side, Verification};
 use crate::plan::FrontendAddr;
 
@@ -74,8 +74,8 @@ pub(super) trait DataPath: Send {
     /// Reads the data path. No ServicePort owns anything in the content yet.
     fn adopt(&mut self) -> Result<Self::Content, StepError>;
 
-    /// Returns the places of a ServicePort in the content.
-    fn places<'c>(content: &'c Self::Content, key: &ServiceKey) -> &'c [FrontendAddr];
+    /// Returns the frontends of a ServicePort in the content.
+    fn frontends<'c>(content: &'c Self::Content, key: &ServiceKey) -> &'c [FrontendAddr];
 
     /// Works out a change. Adds the number of operations and the failures to `applied`.
     fn stage(
@@ -151,7 +151,7 @@ pub(super) struct Driver<D: DataPath> {
 #[derive(Debug)]
 struct Known<C> {
     content: C,
-    places: PlaceOwners,
+    frontends: FrontendOwners,
 }
 
 impl<D: DataPath> Driver<D> {
@@ -167,7 +167,7 @@ impl<D: DataPath> Driver<D> {
             Some(known) => Ok(known),
             None if complete => Ok(Known {
                 content: self.path.adopt()?,
-                places: PlaceOwners::default(),
+                frontends: FrontendOwners::default(),
             }),
             None => Err(StepError::Unknown),
         }
@@ -176,8 +176,8 @@ impl<D: DataPath> Driver<D> {
     fn apply_once(&mut self, change: Change<'_>) -> Result<Applied, StepError> {
         let started = Instant::now();
         let mut known = self.load(change.complete)?;
-        let Known { content, places } = &mut known;
-        let mut claims = places.claim(change, |key| D::places(content, key));
+        let Known { content, frontends } = &mut known;
+        let mut claims = frontends.claim(change, |key| D::frontends(content, key));
         let mut applied = Applied {
             failures: std::mem::take(&mut claims.failures),
             ..Applied::default()
@@ -196,7 +196,7 @@ impl<D: DataPath> Driver<D> {
             Err(error) => return Err(error),
         }
         self.path.accept(content, staged, &mut applied);
-        places.accept(&claims, change.complete, |key| D::places(content, key));
+        frontends.accept(&claims, change.complete, |key| D::frontends(content, key));
         self.known = Some(known);
         merge_failures(&mut applied.failures);
         Ok(applied)

@@ -16,7 +16,7 @@
 //!   made of the same objects.
 //! * **The lists that all Services share are trees** ([`Layout::Tree`], `dispatch.rs`). kube-proxy writes the
 //!   whole lists at every change, and packets pass half of them. In a tree, a new Service writes one leaf,
-//!   and none of 10,000 places is more than 45 rules away. [`Layout::Compat`] has kube-proxy's lists.
+//!   and none of 10,000 frontends is more than 45 rules away. [`Layout::Compat`] has kube-proxy's lists.
 //! * **A rule is text as `iptables-save` prints it** (`rule.rs`). So a chain is compared by the digest of its
 //!   lines: with its earlier content, with the content read back, with the content found at start.
 //! * **A chain is written as a whole or not at all** (`stage.rs`), after the chains to which it jumps. Places

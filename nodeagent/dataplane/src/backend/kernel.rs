@@ -62,7 +62,7 @@ impl PacketTarget {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct KernelState {
     /// Where it has the destination, such as the names of sets.
-    pub places: Vec<String>,
+    pub frontends: Vec<String>,
     /// The endpoints among which it chooses, 256 at most.
     pub endpoints: Vec<EndpointAddr>,
     /// The endpoints for senders inside of the cluster, if they have some of their own.

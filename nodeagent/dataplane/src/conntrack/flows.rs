@@ -183,7 +183,7 @@ fn clear(
 
 /// Returns the selections for which to ask the kernel.
 pub(super) fn selections(work: &Work, filter: Filter, size: Option<Size>) -> Vec<Selection> {
-    let questions = work.places.len() + work.retired.len();
+    let questions = work.frontends.len() + work.retired.len();
     let can = match filter {
         Filter::Nothing => false,
         Filter::Destinations => work.retired.is_empty(),
@@ -192,13 +192,13 @@ pub(super) fn selections(work: &Work, filter: Filter, size: Option<Size>) -> Vec
     if work.everything || !can || questions > size.map_or(MAX_QUESTIONS, Size::questions) {
         return vec![Selection::All];
     }
-    let places = work.places.iter().map(|at| match *at {
+    let frontends = work.frontends.iter().map(|at| match *at {
         FrontendAddr::Address { ip, port, .. } => Selection::To(SocketAddr::new(ip, port)),
         FrontendAddr::NodePort { port, .. } => Selection::ToPort(port),
     });
     let retired = work.retired.iter();
     let retired = retired.map(|at| Selection::RepliesFrom(SocketAddr::new(at.ip, at.port)));
-    places.chain(retired).collect()
+    frontends.chain(retired).collect()
 }
 
 /// Opens a socket, and finds out what its kernel can filter by.

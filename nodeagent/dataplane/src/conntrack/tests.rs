@@ -60,7 +60,11 @@ fn endpoint(octet: u8) -> EndpointAddr {
     EndpointAddr::new([10, 244, 1, octet], 5353)
 }
 
-fn plan(name: &str, places: &[FrontendAddr], serving: &[u8]) -> (ServiceKey, Option<ServicePlan>) {
+fn plan(
+    name: &str,
+    frontends: &[FrontendAddr],
+    serving: &[u8],
+) -> (ServiceKey, Option<ServicePlan>) {
     let key = key(name, Protocol::Udp);
     let frontend = |at: &FrontendAddr| Frontend {
         at: *at,
@@ -73,7 +77,7 @@ fn plan(name: &str, places: &[FrontendAddr], serving: &[u8]) -> (ServiceKey, Opt
         source_ranges: Vec::new(),
     };
     let plan = ServicePlan {
-        frontends: places.iter().map(frontend).collect(),
+        frontends: frontends.iter().map(frontend).collect(),
         serving: serving.iter().map(|octet| endpoint(*octet)).collect(),
         ..ServicePlan::sample(key.clone(), IpAddr::from([10, 96, 0, 1]))
     };
@@ -124,10 +128,10 @@ impl Case {
     }
 }
 
-fn work(places: &[FrontendAddr], retired: &[u8]) -> Work {
+fn work(frontends: &[FrontendAddr], retired: &[u8]) -> Work {
     Work {
         everything: false,
-        places: places.iter().copied().collect(),
+        frontends: frontends.iter().copied().collect(),
         retired: retired.iter().map(|octet| endpoint(*octet)).collect(),
     }
 }
@@ -191,8 +195,8 @@ fn a_complete_change_is_about_everything() {
     let mut case = Case::of(&[one.clone(), two]);
     let everything = case.commit(&[one], true, &[]);
     assert!(everything.everything && everything.retired.is_empty());
-    // A place that is gone is still named.
-    assert_eq!(everything.places, [address(LB_IP)].into());
+    // A frontend that is gone is still named.
+    assert_eq!(everything.frontends, [address(LB_IP)].into());
     assert_eq!(
         case.verdict(&everything, LB_IP, "10.244.1.1:5353"),
         Verdict::Stale
@@ -238,9 +242,9 @@ fn node_ports_on_other_addresses_are_work_for_all() {
 /// F2, F3, F4: stale flows, by destination and the source of replies.
 #[test]
 fn f2_f3_f4_verdicts() {
-    let places = [address(CLUSTER_IP), NODE_PORT];
+    let frontends = [address(CLUSTER_IP), NODE_PORT];
     let mut case = Case::of(&[
-        plan("dns", &places, &[1]),
+        plan("dns", &frontends, &[1]),
         plan("empty", &[address(LB_IP)], &[]),
     ]);
     let cases = [
@@ -300,13 +304,16 @@ fn zones_of_switches_are_left_alone() {
 
 #[test]
 fn few_questions_are_asked_one_by_one_and_many_at_once() {
-    let places = work(&[address(CLUSTER_IP)], &[]);
+    let frontends = work(&[address(CLUSTER_IP)], &[]);
     let retired = work(&[], &[1]);
     let to = Selection::To(CLUSTER_IP.parse().unwrap());
     let from = Selection::RepliesFrom("10.244.1.1:5353".parse().unwrap());
-    assert_eq!(selections(&places, Filter::Both, None), [to]);
-    assert_eq!(selections(&places, Filter::Destinations, None), [to]);
-    assert_eq!(selections(&places, Filter::Nothing, None), [Selection::All]);
+    assert_eq!(selections(&frontends, Filter::Both, None), [to]);
+    assert_eq!(selections(&frontends, Filter::Destinations, None), [to]);
+    assert_eq!(
+        selections(&frontends, Filter::Nothing, None),
+        [Selection::All]
+    );
     assert_eq!(selections(&retired, Filter::Both, None), [from]);
     assert_eq!(
         selections(&retired, Filter::Destinations, None),
@@ -489,12 +496,12 @@ fn work_is_bounded() {
     for port in 0..=u16::MAX {
         for ip in 0..4 {
             let at = SocketAddr::new(IpAddr::from([10, 96, 0, ip]), port);
-            sum.places.insert(address(&at.to_string()));
+            sum.frontends.insert(address(&at.to_string()));
         }
     }
     sum.merge(work(&[], &[1]));
     assert!(sum.everything && sum.retired.is_empty());
-    assert!(sum.places.len() <= 1 << 17);
+    assert!(sum.frontends.len() <= 1 << 17);
 }
 
 #[test]

@@ -12,8 +12,8 @@ use crate::plan::{FrontendAddr, ServicePlan};
 use crate::proxy_address::proxy_address;
 use kplane_netlink::conntrack::Flow;
 
-/// Most places and endpoints that are named one by one. More are gone at once only if most of a large cluster
-/// is. Then all flows are scanned, and the flows of further places are left to time out.
+/// Most frontends and endpoints that are named one by one. More are gone at once only if most of a large cluster
+/// is. Then all flows are scanned, and the flows of further frontends are left to time out.
 const MAX_NAMED: usize = 1 << 17;
 
 /// The UDP ServicePorts of one family as the data path holds them.
@@ -29,18 +29,18 @@ pub struct Tracker {
 
 #[derive(Debug, PartialEq, Eq)]
 struct Service {
-    /// The places, sorted.
-    places: Vec<FrontendAddr>,
+    /// The frontends, sorted.
+    frontends: Vec<FrontendAddr>,
     /// Endpoints to which flows may go on (F2), sorted.
     serving: Vec<EndpointAddr>,
 }
 
 impl Service {
     fn new(plan: &ServicePlan) -> Self {
-        let mut places: Vec<_> = plan.frontends.iter().map(|frontend| frontend.at).collect();
-        places.sort_unstable();
+        let mut frontends: Vec<_> = plan.frontends.iter().map(|frontend| frontend.at).collect();
+        frontends.sort_unstable();
         Self {
-            places,
+            frontends,
             serving: plan.serving.clone(),
         }
     }
@@ -64,7 +64,7 @@ pub struct Work {
     /// Whether to scan all UDP flows.
     pub everything: bool,
     /// Places that are new, that belong to another ServicePort, or that are gone.
-    pub places: HashSet<FrontendAddr>,
+    pub frontends: HashSet<FrontendAddr>,
     /// Endpoints that no longer serve a ServicePort.
     pub retired: HashSet<EndpointAddr>,
 }
@@ -72,22 +72,22 @@ pub struct Work {
 impl Work {
     /// Returns whether there is nothing to scan.
     pub fn is_empty(&self) -> bool {
-        !self.everything && self.places.is_empty() && self.retired.is_empty()
+        !self.everything && self.frontends.is_empty() && self.retired.is_empty()
     }
 
     /// Adds other work to this work.
     pub fn merge(&mut self, other: Self) {
         self.everything |= other.everything;
-        self.places.extend(other.places);
+        self.frontends.extend(other.frontends);
         self.retired.extend(other.retired);
         self.bound();
     }
 
     fn bound(&mut self) {
-        if self.places.len() + self.retired.len() > MAX_NAMED {
+        if self.frontends.len() + self.retired.len() > MAX_NAMED {
             self.everything = true;
-            let places = std::mem::take(&mut self.places);
-            self.places = places.into_iter().take(MAX_NAMED).collect();
+            let frontends = std::mem::take(&mut self.frontends);
+            self.frontends = frontends.into_iter().take(MAX_NAMED).collect();
         }
         if self.everything {
             // A scan of everything finds the flows of these endpoints without their names.
@@ -130,10 +130,10 @@ impl Tracker {
             work.everything |= self.owners.keys().any(is_node_port);
         }
         if work.everything {
-            // In a scan of everything, only places without an owner need to be named.
-            work.places.retain(|at| !self.owners.contains_key(at));
+            // In a scan of everything, only frontends without an owner need to be named.
+            work.frontends.retain(|at| !self.owners.contains_key(at));
         }
-        if self.owners.is_empty() && work.places.is_empty() {
+        if self.owners.is_empty() && work.frontends.is_empty() {
             return Work::default();
         }
         work.bound();
@@ -150,7 +150,7 @@ impl Tracker {
             None => self.services.remove(key),
         };
         if let Some(old) = &old {
-            for at in &old.places {
+            for at in &old.frontends {
                 // Another ServicePort may have taken the place in the same change.
                 if self
                     .owners
@@ -160,15 +160,15 @@ impl Tracker {
                     self.owners.remove(at);
                 }
                 if !new.as_ref().is_some_and(|new| new.has_place(at)) {
-                    work.places.insert(*at);
+                    work.frontends.insert(*at);
                 }
             }
         }
         let Some(new) = new else { return };
-        for at in &new.places {
+        for at in &new.frontends {
             self.owners.insert(*at, new.clone());
             if !old.as_ref().is_some_and(|old| old.has_place(at)) {
-                work.places.insert(*at);
+                work.frontends.insert(*at);
             }
         }
         let served = old.iter().flat_map(|old| &old.serving);
@@ -215,7 +215,7 @@ impl Tracker {
             Some(owner) => Some(!owner.serves(&server)),
             // No rule translates to this place any more. A flow that was never translated does not concern
             // kplane.
-            None => work.places.contains(at).then(|| flow.is_translated()),
+            None => work.frontends.contains(at).then(|| flow.is_translated()),
         }
     }
 
@@ -230,7 +230,7 @@ impl Tracker {
 
 impl Service {
     fn has_place(&self, at: &FrontendAddr) -> bool {
-        self.places.binary_search(at).is_ok()
+        self.frontends.binary_search(at).is_ok()
     }
 
     fn serves(&self, server: &EndpointAddr) -> bool {

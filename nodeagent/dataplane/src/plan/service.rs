@@ -75,7 +75,7 @@ fn address(port: &ServicePort, ip: IpAddr) -> FrontendAddr {
     }
 }
 
-/// Returns the addresses without duplicates, and without the ClusterIP, which has a place of its own.
+/// Returns the addresses without duplicates, and without the ClusterIP, which has a frontend of its own.
 fn unique(port: &ServicePort, ips: &[IpAddr]) -> BTreeSet<IpAddr> {
     let others = ips.iter().copied();
     others.filter(|ip| *ip != port.cluster_ip).collect()
@@ -99,7 +99,7 @@ struct Planner<'a> {
 }
 
 impl Planner<'_> {
-    /// Plans the place of the ClusterIP: the internal policy decides (A12).
+    /// Plans the frontend of the ClusterIP: the internal policy decides (A12).
     fn internal(&self, at: FrontendAddr) -> Frontend {
         let endpoints = match self.program.port.internal_policy {
             TrafficPolicy::Cluster => self.program.endpoints.clone(),

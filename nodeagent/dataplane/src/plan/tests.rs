@@ -168,23 +168,23 @@ fn no_place_is_planned_twice() {
     let mut program = program();
     program.port.external_ips = vec![LB_IP.into(), LB_IP.into(), CLUSTER_IP.into()];
     let plan = plan_service(&program, None, &node());
-    let mut places: Vec<_> = plan.frontends.iter().map(|f| f.at).collect();
-    let all = places.len();
-    places.sort();
-    places.dedup();
-    assert_eq!((places.len(), all), (3, 3));
+    let mut frontends: Vec<_> = plan.frontends.iter().map(|f| f.at).collect();
+    let all = frontends.len();
+    frontends.sort();
+    frontends.dedup();
+    assert_eq!((frontends.len(), all), (3, 3));
 }
 
-fn places(plan: &ServicePlan) -> Vec<String> {
+fn frontends(plan: &ServicePlan) -> Vec<String> {
     plan.frontends.iter().map(|f| f.at.to_string()).collect()
 }
 
-/// Returns the places of [`program`] that are withheld: ClusterIP, load balancer, external, node port.
+/// Returns the frontends of [`program`] that are withheld: ClusterIP, load balancer, external, node port.
 fn withheld(reserved: &Reserved) -> Vec<usize> {
     let mut plan = plan_service(&program(), None, &node());
-    let all = places(&plan);
+    let all = frontends(&plan);
     let reason = reserved.withhold(&node(), &mut plan);
-    let left = places(&plan);
+    let left = frontends(&plan);
     let gone: Vec<usize> = (0..all.len())
         .filter(|n| !left.contains(&all[*n]))
         .collect();

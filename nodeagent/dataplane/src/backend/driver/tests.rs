@@ -21,7 +21,7 @@ impl DataPath for Nothing {
         Ok(())
     }
 
-    fn places<'c>((): &'c (), _: &ServiceKey) -> &'c [FrontendAddr] {
+    fn frontends<'c>((): &'c (), _: &ServiceKey) -> &'c [FrontendAddr] {
         &[]
     }
 

@@ -279,9 +279,9 @@ impl<T: Tables> DataPath for IptablesDataPath<T> {
         Ok(ruleset)
     }
 
-    fn places<'c>(ruleset: &'c Ruleset, key: &ServiceKey) -> &'c [FrontendAddr] {
+    fn frontends<'c>(ruleset: &'c Ruleset, key: &ServiceKey) -> &'c [FrontendAddr] {
         let holdings = ruleset.services.get(key);
-        holdings.map_or(&[], |holdings| &holdings.places)
+        holdings.map_or(&[], |holdings| &holdings.frontends)
     }
 
     fn stage(

@@ -1,11 +1,11 @@
 //! The lists in which a packet finds its ServicePort: flat as kube-proxy writes them, or as trees.
 //!
-//! A tree divides the places of a list by the leading bits of address, protocol and port. The chains depend
+//! A tree divides the frontends of a list by the leading bits of address, protocol and port. The chains depend
 //! only on the content of the list, not on its history:
 //!
-//! * up to [`LEAF`] places are one chain with a rule for each;
-//! * more places are divided where they first differ, by up to four bits. Each part with more than [`LEAF`]
-//!   places is divided again. Parts without a place have no rule.
+//! * up to [`LEAF`] frontends are one chain with a rule for each;
+//! * more frontends are divided where they first differ, by up to four bits. Each part with more than [`LEAF`]
+//!   frontends is divided again. Parts without a frontend have no rule.
 //!
 //! The name of a chain is made of the bits that lead to it, so a new place changes only one leaf. Every rule
 //! has all conditions of its place. The tree only shortens the way to the rule; it decides nothing.
@@ -22,9 +22,9 @@ use super::settings::RuleSettings;
 use super::structure::Layout;
 use crate::plan::FrontendAddr;
 
-/// Most places in one chain of a tree.
+/// Most frontends in one chain of a tree.
 pub(super) const LEAF: usize = 16;
-/// Most bits by which places are divided at once: at most 16 parts.
+/// Most bits by which frontends are divided at once: at most 16 parts.
 const STRIDE: u8 = 4;
 
 /// A list that all ServicePorts share.
@@ -87,7 +87,7 @@ impl List {
         }
     }
 
-    /// Returns whether a place may be in the list.
+    /// Returns whether a frontend may be in the list.
     pub(super) fn holds(self, at: FrontendAddr) -> bool {
         let is_address = matches!(at, FrontendAddr::Address { .. });
         self != Self::Health && self.addresses() == is_address
@@ -150,7 +150,7 @@ enum Shape<'a> {
     Empty,
     /// A rule for each place.
     Leaf(Vec<(Point, &'a DispatchRule)>),
-    /// A jump for each part of `top`, the prefix that all places share.
+    /// A jump for each part of `top`, the prefix that all frontends share.
     Inner { top: Prefix, parts: Vec<Prefix> },
 }
 
@@ -174,7 +174,7 @@ impl Dispatch {
         self.list
     }
 
-    /// Returns the entry of a place.
+    /// Returns the entry of a frontend.
     pub(super) fn get(&self, point: Point) -> Option<&DispatchRule> {
         self.entries.get(&point)
     }
@@ -184,7 +184,7 @@ impl Dispatch {
         self.entries.keys().map(|point| (*point, None)).collect()
     }
 
-    /// Returns the number of places.
+    /// Returns the number of frontends.
     pub(super) fn len(&self) -> usize {
         self.entries.len()
     }
@@ -279,7 +279,7 @@ impl Dispatch {
         Shape::Inner { top, parts }
     }
 
-    /// Divides a prefix with too many places for a leaf, until its parts are leaves or have `end` bits.
+    /// Divides a prefix with too many frontends for a leaf, until its parts are leaves or have `end` bits.
     fn divide(&self, view: View<'_>, prefix: Prefix, end: u8, parts: &mut Vec<Prefix>) {
         for half in self.space.halves(prefix) {
             let range = self.space.range(half);
@@ -450,7 +450,7 @@ impl<'a> View<'a> {
         }
     }
 
-    /// Returns the places of a range, in order.
+    /// Returns the frontends of a range, in order.
     fn range(
         self,
         range: RangeInclusive<Point>,

@@ -45,7 +45,7 @@ fn follow(listing: &str, target: PacketTarget) -> KernelState {
     let mut way = PacketPath {
         chains: chains(listing),
         target,
-        places: Vec::new(),
+        frontends: Vec::new(),
         endpoints: BTreeSet::new(),
         inside: None,
         refuses: false,
@@ -104,7 +104,7 @@ struct PathStage<'a> {
 struct PacketPath<'a> {
     chains: RulesByChain<'a>,
     target: PacketTarget,
-    places: Vec<String>,
+    frontends: Vec<String>,
     endpoints: BTreeSet<EndpointAddr>,
     inside: Option<BTreeSet<EndpointAddr>>,
     refuses: bool,
@@ -154,8 +154,8 @@ impl<'a> PacketPath<'a> {
         let passing = [DISPATCH, "KUBE-SEP-", "KUBE-MARK-"];
         let place = format!("{table} {chain}");
         let named = !passing.iter().any(|passing| chain.starts_with(passing));
-        if named && !self.places.contains(&place) {
-            self.places.push(place);
+        if named && !self.frontends.contains(&place) {
+            self.frontends.push(place);
         }
     }
 
@@ -171,7 +171,7 @@ impl<'a> PacketPath<'a> {
         let more = self.endpoints.len().saturating_sub(MAX_ENDPOINTS);
         let cut = |all: BTreeSet<EndpointAddr>| all.into_iter().take(MAX_ENDPOINTS).collect();
         KernelState {
-            places: self.places,
+            frontends: self.frontends,
             endpoints: cut(self.endpoints),
             inside: self.inside.map(cut),
             refuses: self.refuses,
@@ -332,7 +332,7 @@ mod tests {
         assert_eq!(state.inside, None);
         assert!(!state.refuses && !state.drops && !state.guarded);
         let service = "nat KUBE-SVC-AAAAAAAAAAAAAAAA";
-        assert_eq!(state.places, [service]);
+        assert_eq!(state.frontends, [service]);
         for (at_other, protocol) in [
             ("10.96.0.1:81", Protocol::Tcp),
             ("10.96.0.1:80", Protocol::Udp),

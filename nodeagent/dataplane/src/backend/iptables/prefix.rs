@@ -1,4 +1,4 @@
-//! Places of a list as strings of bits: address, protocol, port. A dispatch tree divides places by their
+//! Places of a list as strings of bits: address, protocol, port. A dispatch tree divides frontends by their
 //! leading bits.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -14,7 +14,7 @@ const PROTOCOL_BITS: u8 = 4;
 const PORT_BITS: u8 = 16;
 const REST_BITS: u8 = PROTOCOL_BITS + PORT_BITS;
 
-/// A place where packets arrive, as bits, in the order of the bits.
+/// A frontend where packets arrive, as bits, in the order of the bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) struct Point {
     /// The address, with its last bit as the lowest; 0 for node ports.

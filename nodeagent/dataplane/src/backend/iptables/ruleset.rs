@@ -135,14 +135,14 @@ pub(super) struct HeldChain {
 pub(super) struct PortRules {
     /// The chains in table nat.
     pub(super) chains: Vec<ChainName>,
-    pub(super) places: Vec<FrontendAddr>,
+    pub(super) frontends: Vec<FrontendAddr>,
     pub(super) health: Option<u16>,
 }
 
 /// A change that has been worked out and not been accepted yet.
 #[derive(Debug, Default)]
 pub struct StagedRules {
-    /// Steps to execute one after the other. At no time is a place unserved that is served before and after
+    /// Steps to execute one after the other. At no time is a frontend unserved that is served before and after
     /// (invariant: no-gap). Empty if there is nothing to do.
     pub steps: Vec<TableChange>,
     /// ServicePorts that cannot be programmed as planned.

@@ -100,7 +100,7 @@ impl<'a> Writer<'a> {
         entries
     }
 
-    /// Returns the chain to which packets for a place go, and the name of the kind of place.
+    /// Returns the chain to which packets for a frontend go, and the name of the kind of place.
     fn way(&self, frontend: &Frontend) -> Option<(ChainName, Option<&'static str>)> {
         if frontend.origin == Origin::ClusterIp {
             let kind = match frontend.policy {

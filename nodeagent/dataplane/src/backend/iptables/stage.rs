@@ -106,7 +106,7 @@ impl<'a> Staging<'a> {
     /// Releases what a ServicePort holds. The ServicePort may claim it again.
     fn release(&mut self, key: &ServiceKey, holdings: &PortRules) {
         self.released.extend(&holdings.chains);
-        for at in &holdings.places {
+        for at in &holdings.frontends {
             let point = Point::of(*at);
             for (over, list) in self.after.lists.iter_mut().zip(&self.ruleset.lists) {
                 if list.list().holds(*at) && list.get(point).is_some() {
@@ -132,7 +132,7 @@ impl<'a> Staging<'a> {
                 }
                 self.nat = nat;
                 for frontend in &plan.frontends {
-                    holdings.places.push(frontend.at);
+                    holdings.frontends.push(frontend.at);
                     let point = Point::of(frontend.at);
                     for (list, entry) in writer.entries(frontend) {
                         self.overlay(list).insert(point, Some(entry));
@@ -191,7 +191,7 @@ impl<'a> Staging<'a> {
     }
 
     /// Returns the steps of the change. Rules in table nat translate packets, and rules in table filter
-    /// refuse them. A place that loses its endpoints is refused first, and a place that gets endpoints is
+    /// refuse them. A frontend that loses its endpoints is refused first, and a frontend that gets endpoints is
     /// translated first.
     fn steps(&mut self) -> Vec<TableChange> {
         let lists = std::mem::take(&mut self.after.lists);

@@ -331,8 +331,8 @@ impl<K: Kernel> DataPath for IpvsDataPath<K> {
         Ok(state)
     }
 
-    fn places<'c>(state: &'c IpvsState, key: &ServiceKey) -> &'c [FrontendAddr] {
-        state.places(key)
+    fn frontends<'c>(state: &'c IpvsState, key: &ServiceKey) -> &'c [FrontendAddr] {
+        state.frontends(key)
     }
 
     fn stage(

@@ -54,8 +54,8 @@ pub(super) struct WantedServer {
 /// The needs of one ServicePort. Other ServicePorts may need the same objects, except servers.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Demand {
-    /// The places of the plan.
-    pub(super) places: Vec<FrontendAddr>,
+    /// The frontends of the plan.
+    pub(super) frontends: Vec<FrontendAddr>,
     pub(super) servers: Vec<WantedServer>,
     pub(super) entries: Vec<(SetId, Entry)>,
     /// Addresses of the dummy device.
@@ -81,7 +81,7 @@ impl Demand {
             cluster: cluster_endpoints(plan).into(),
             strict_local: settings.strict_local,
             demand: Self {
-                places: plan.frontends.iter().map(|f| f.at).collect(),
+                frontends: plan.frontends.iter().map(|f| f.at).collect(),
                 ..Self::default()
             },
         };
@@ -178,7 +178,7 @@ impl DemandPlanner {
         self.serve(key, reals);
     }
 
-    /// Adds the entry that lets packets from elsewhere reach a place.
+    /// Adds the entry that lets packets from elsewhere reach a frontend.
     fn open(&mut self, frontend: &Frontend, entry: Entry) {
         let is_local = frontend.policy == TrafficPolicy::Local;
         match frontend.origin {

@@ -11,7 +11,7 @@ use kplane_model::{Family, Protocol};
 
 use super::machine::LINK;
 use super::sets::{Entry, SetId};
-use super::state::{PlacesInSets, Snapshot};
+use super::state::{FrontendsInSets, Snapshot};
 use kplane_netlink::ipset::{self, IpSets};
 use kplane_netlink::ipvs::{Command, Ipvs, Real, ServerKey};
 use kplane_netlink::{Errno, Links, NetlinkError, link_index};
@@ -21,7 +21,7 @@ mod sockets;
 /// Most addresses to remove from the device between two reads of the node's own connections.
 const AT_ONCE: usize = 256;
 
-/// Returns the virtual servers whose places are in kube-proxy's IP sets. If these sets are empty, returns
+/// Returns the virtual servers whose frontends are in kube-proxy's IP sets. If these sets are empty, returns
 /// those on addresses of kube-proxy's device.
 ///
 /// # Errors
@@ -45,9 +45,9 @@ pub(crate) fn servers() -> Result<Vec<ServerKey>, NetlinkError> {
             snapshot.entries.insert(id, entries.into_iter().collect());
         }
         let ours = addresses(&mut links, family)?;
-        let places = PlacesInSets::new(&snapshot);
+        let frontends = FrontendsInSets::new(&snapshot);
         let servers = ipvs.servers(family)?.into_iter().map(|server| server.key);
-        found.extend(servers.filter(|key| places.has(*key, &ours)));
+        found.extend(servers.filter(|key| frontends.has(*key, &ours)));
     }
     Ok(found)
 }

@@ -39,7 +39,7 @@ pub(in crate::backend) fn look_up(target: PacketTarget) -> Result<KernelState, N
         .map(|real| real.at)
         .collect();
     let mut state = KernelState {
-        places: servers.iter().map(place).collect(),
+        frontends: servers.iter().map(place).collect(),
         refuses: !servers.is_empty() && serving.is_empty(),
         more: serving.len().saturating_sub(MAX_ENDPOINTS),
         endpoints: serving.into_iter().take(MAX_ENDPOINTS).collect(),
@@ -47,7 +47,7 @@ pub(in crate::backend) fn look_up(target: PacketTarget) -> Result<KernelState, N
     };
     if let PacketTarget::Address { at, protocol } = target {
         let holds = Holds::read(at.ip(), protocol, at.port())?;
-        state.places.extend(holds.places);
+        state.frontends.extend(holds.frontends);
         state.guarded = holds.guarded;
         if holds.closed && !state.endpoints.is_empty() {
             // Only the node itself gets through.
@@ -110,7 +110,7 @@ impl NodeAddresses {
 
 /// What the sets hold about an address and port.
 struct Holds {
-    places: Vec<String>,
+    frontends: Vec<String>,
     guarded: bool,
     closed: bool,
 }
@@ -124,19 +124,19 @@ impl Holds {
             Ok(found.is_some_and(|found| found.entries.contains(&entry)))
         };
         let at = Entry::IpPort(ip, protocol, port);
-        let mut places = Vec::new();
+        let mut frontends = Vec::new();
         for set in OPENING {
             if has(set, at)? {
-                places.push(set.name(family).to_owned());
+                frontends.push(set.name(family).to_owned());
             }
         }
-        let closed = places.is_empty() && has(SetId::IpvsIps, Entry::Ip(ip))?;
+        let closed = frontends.is_empty() && has(SetId::IpvsIps, Entry::Ip(ip))?;
         let guarded = has(SetId::LoadBalancerFw, at)?;
         if guarded {
-            places.push(SetId::LoadBalancerFw.name(family).to_owned());
+            frontends.push(SetId::LoadBalancerFw.name(family).to_owned());
         }
         Ok(Self {
-            places,
+            frontends,
             guarded,
             closed,
         })

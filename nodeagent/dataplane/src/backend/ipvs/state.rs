@@ -3,7 +3,7 @@
 //!
 //! * **Needed objects are counted**: an entry of a set, or an address, is removed when no ServicePort needs
 //!   it any more. A virtual server has one owner.
-//! * **The sets show the owner of a virtual server**: kube-proxy and kplane add the place of each virtual
+//! * **The sets show the owner of a virtual server**: kube-proxy and kplane add the frontend of each virtual
 //!   server to a set. A virtual server whose place is in no set belongs to another program and stays.
 //! * **An unneeded real server** keeps its connections: its weight becomes 0, and it is removed when they
 //!   have ended (D5). The weight itself records this, so nothing else has to be stored.
@@ -20,11 +20,11 @@ use crate::backend::{Connections, Failure};
 use crate::plan::FrontendAddr;
 use kplane_netlink::ipvs::{Command, Real, Server, ServerKey, ServerMode};
 
+mod frontends;
 mod owners;
-mod places;
 mod seen;
 
-pub(super) use self::places::PlacesInSets;
+pub(super) use self::frontends::FrontendsInSets;
 
 /// Weight of a real server that gets connections.
 const SERVES: u32 = 1;
@@ -252,10 +252,10 @@ impl IpvsState {
         failure
     }
 
-    /// Returns the places of a ServicePort.
-    pub(super) fn places(&self, key: &ServiceKey) -> &[FrontendAddr] {
+    /// Returns the frontends of a ServicePort.
+    pub(super) fn frontends(&self, key: &ServiceKey) -> &[FrontendAddr] {
         let demand = self.services.get(key);
-        demand.map_or(&[], |demand| &demand.places)
+        demand.map_or(&[], |demand| &demand.frontends)
     }
 
     /// Returns the operations for all differences between both states.
@@ -414,9 +414,9 @@ impl IpvsState {
     /// of kplane's device.
     ///
     /// kplane's are the virtual servers that are wanted, those that it had before, and, if nothing is known
-    /// yet (`first`), those whose places are in the sets. If the sets have no entries, the address decides.
+    /// yet (`first`), those whose frontends are in the sets. If the sets have no entries, the address decides.
     pub(super) fn adopt(&mut self, snapshot: Snapshot, first: bool) -> Vec<ServerKey> {
-        let places = PlacesInSets::new(&snapshot);
+        let frontends = FrontendsInSets::new(&snapshot);
         let mut foreign = Vec::new();
         let before = std::mem::take(&mut self.held);
         let mut reals: HashMap<ServerKey, BTreeMap<EndpointAddr, HeldReal>> = HashMap::new();
@@ -427,7 +427,7 @@ impl IpvsState {
         for Server { key, mode } in snapshot.servers {
             let ours = before.contains_key(&key)
                 || self.claims.contains_key(&key)
-                || (first && places.has(key, &snapshot.addresses));
+                || (first && frontends.has(key, &snapshot.addresses));
             if ours {
                 let reals = reals.remove(&key).unwrap_or_default();
                 self.held.insert(key, HeldServer { mode, reals });

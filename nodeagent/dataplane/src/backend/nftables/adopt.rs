@@ -16,14 +16,14 @@ use crate::plan::{FrontendAddr, NodePlan, Unserved};
 /// Returns the table that holds exactly these elements. Elements that belong to no valid entry become strays,
 /// which the next complete change deletes.
 pub(super) fn adopt(groups: &[Group], found: &[Element]) -> Table {
-    let mut places: HashMap<FrontendAddr, BTreeSet<Element>> = HashMap::new();
+    let mut frontends: HashMap<FrontendAddr, BTreeSet<Element>> = HashMap::new();
     let mut cluster_ips: BTreeSet<IpAddr> = BTreeSet::new();
     let mut hairpin: BTreeSet<Destination> = BTreeSet::new();
     let mut node = NodePlan::default();
     let mut strays = Vec::new();
     for element in found {
         match (element.key, place_of(element.key)) {
-            (_, Some(at)) => drop(places.entry(at).or_default().insert(*element)),
+            (_, Some(at)) => drop(frontends.entry(at).or_default().insert(*element)),
             (Key::Ip(ip), None) => drop(cluster_ips.insert(ip)),
             (Key::Hairpin(endpoint), None) => drop(hairpin.insert(endpoint)),
             (Key::Range(range), None) => match element.set {
@@ -36,8 +36,8 @@ pub(super) fn adopt(groups: &[Group], found: &[Element]) -> Table {
             (_, None) => strays.push(*element),
         }
     }
-    let mut entries = Vec::with_capacity(places.len());
-    for (at, found) in places {
+    let mut entries = Vec::with_capacity(frontends.len());
+    for (at, found) in frontends {
         let entry = interpret(&found);
         let made: BTreeSet<Element> = elements(at, &entry).into_iter().collect();
         if made == found {
@@ -56,7 +56,7 @@ pub(super) fn serves(found: &[Element]) -> bool {
     found.iter().any(|element| place_of(element.key).is_some())
 }
 
-/// Returns the entry for which a place's elements most likely stand.
+/// Returns the entry for which a frontend's elements most likely stand.
 fn interpret(found: &BTreeSet<Element>) -> Entry {
     let has = |sets: [Set; 2]| found.iter().any(|element| sets.contains(&element.set));
     let unserved = if has([Set::RejectServices, Set::RejectNodeports]) {

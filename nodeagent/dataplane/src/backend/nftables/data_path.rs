@@ -149,8 +149,8 @@ impl<K: TableAccess> DataPath for NftDataPath<K> {
         }
     }
 
-    fn places<'c>(content: &'c KnownTable, key: &ServiceKey) -> &'c [FrontendAddr] {
-        content.table.places(key)
+    fn frontends<'c>(content: &'c KnownTable, key: &ServiceKey) -> &'c [FrontendAddr] {
+        content.table.frontends(key)
     }
 
     fn stage(

@@ -120,7 +120,7 @@ impl Ops {
 
 /// Returns the operations that turn one entry into another; none for common parts.
 pub(super) fn diff(at: FrontendAddr, before: Option<&Entry>, after: Option<&Entry>) -> Ops {
-    let place = PlaceKeys::of(at);
+    let place = FrontendKeys::of(at);
     let old = before.map(|entry| place.members(entry)).unwrap_or_default();
     let new = after.map(|entry| place.members(entry)).unwrap_or_default();
     let mut ops = Ops {
@@ -178,14 +178,14 @@ pub(super) fn place_of(key: Key) -> Option<FrontendAddr> {
 }
 
 /// The sets and keys of one place.
-struct PlaceKeys {
+struct FrontendKeys {
     key: Key,
     balancer: Balancer,
     inside_balancer: Balancer,
     by_address: bool,
 }
 
-impl PlaceKeys {
+impl FrontendKeys {
     fn of(at: FrontendAddr) -> Self {
         match at {
             FrontendAddr::Address { ip, protocol, port } => Self {

@@ -62,12 +62,12 @@ pub(in crate::backend) fn look_up(target: PacketTarget) -> Result<KernelState, R
         refuses,
         drops,
         guarded: has(Set::FirewallServices),
-        places: held.iter().map(|set| set.name().to_owned()).collect(),
+        frontends: held.iter().map(|set| set.name().to_owned()).collect(),
         ..KernelState::default()
     };
-    state.endpoints = reader.endpoints(usual, &mut state.places, &mut state.more)?;
+    state.endpoints = reader.endpoints(usual, &mut state.frontends, &mut state.more)?;
     if inside_apart {
-        let endpoints = reader.endpoints(inside, &mut state.places, &mut state.more)?;
+        let endpoints = reader.endpoints(inside, &mut state.frontends, &mut state.more)?;
         state.inside = Some(endpoints);
     }
     Ok(state)
@@ -128,14 +128,14 @@ impl Reader {
     fn endpoints(
         &mut self,
         balancer: Balancer,
-        places: &mut Vec<String>,
+        frontends: &mut Vec<String>,
         more: &mut usize,
     ) -> Result<Vec<EndpointAddr>, ReadError> {
         let mut largest = 0;
         for class in Class::all() {
             let set = Set::Class(balancer, class);
             if self.get(set, None)?.is_some() {
-                places.push(set.name().to_owned());
+                frontends.push(set.name().to_owned());
                 largest = class.modulus();
             }
         }

@@ -17,7 +17,7 @@ mod own_table;
 mod prestop;
 
 #[cfg(feature = "userspace")]
-pub(in crate::backend) use capture::{CaptureSettings, CaptureTable, CapturedPlace};
+pub(in crate::backend) use capture::{CaptureSettings, CaptureTable, CapturedFrontend};
 #[cfg(feature = "userspace")]
 pub(in crate::backend) use divert::{DivertMarks, DivertTable};
 pub use prestop::{HookAddresses, PrestopTable, PrestopTableError};

@@ -56,7 +56,7 @@ impl<T> Default for Counted<T> {
 /// A change that has been worked out and not been accepted yet.
 #[derive(Debug, Default)]
 pub(super) struct StagedTable {
-    /// Operations in groups. Each group leaves all places complete, so a transaction may end behind any
+    /// Operations in groups. Each group leaves all frontends complete, so a transaction may end behind any
     /// group.
     pub(super) groups: Vec<Ops>,
     /// ServicePorts that cannot be programmed as planned.
@@ -160,8 +160,8 @@ impl Table {
         self.affinity.endpoints(id)
     }
 
-    /// Returns the places of a ServicePort.
-    pub(super) fn places(&self, key: &ServiceKey) -> &[FrontendAddr] {
+    /// Returns the frontends of a ServicePort.
+    pub(super) fn frontends(&self, key: &ServiceKey) -> &[FrontendAddr] {
         let held = self.services.get(key);
         held.map_or(&[], |held| &held.frontends)
     }
@@ -372,13 +372,13 @@ impl TableStaging<'_> {
             .hairpin
             .stage(&self.hairpin, complete, hairpin_element);
         first.append(ops);
-        let places = self
+        let frontends = self
             .staged
             .frontends
             .iter()
             .map(|(at, after)| diff(*at, table.frontends.get(at), after.as_ref()));
         let change = table.affinity.change(&self.staged.affinity);
-        let groups = change.before.into_iter().chain([first]).chain(places);
+        let groups = change.before.into_iter().chain([first]).chain(frontends);
         let groups = groups.chain(change.after);
         self.staged.groups = groups.filter(|ops| ops.len() > 0).collect();
         self.staged.stale = change.stale;

@@ -6,7 +6,7 @@ use std::net::UdpSocket;
 use kplane_model::{Cidr, Family};
 use nix::sys::socket::{setsockopt, sockopt::Mark};
 
-use super::super::nftables::proxy_tables::{CaptureSettings, CaptureTable, CapturedPlace};
+use super::super::nftables::proxy_tables::{CaptureSettings, CaptureTable, CapturedFrontend};
 use super::lease::{Alive, Lease};
 use crate::chain;
 
@@ -56,20 +56,20 @@ impl Capture {
         })
     }
 
-    /// Deletes places, and adds others, which are not there yet.
+    /// Deletes frontends, and adds others, which are not there yet.
     ///
     /// # Errors
     /// The kernel's refusal.
     pub(super) fn change(
         &mut self,
-        delete: &[CapturedPlace],
-        add: &[CapturedPlace],
+        delete: &[CapturedFrontend],
+        add: &[CapturedFrontend],
     ) -> Result<(), String> {
         let changed = self.table.change(delete, add);
         changed.map_err(|error| chain(&error))
     }
 
-    /// Deletes all places, so that the kernel serves them.
+    /// Deletes all frontends, so that the kernel serves them.
     ///
     /// # Errors
     /// The kernel's refusal.

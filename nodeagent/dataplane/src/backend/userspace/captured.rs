@@ -11,15 +11,15 @@ use std::time::{Duration, Instant};
 
 use kplane_model::{Cidr, Family, Protocol, ServiceKey, ServiceName};
 
-use super::super::nftables::{self, proxy_tables::CapturedPlace};
+use super::super::nftables::{self, proxy_tables::CapturedFrontend};
 use super::super::{
     Applied, ApplyError, Backend, Change, Failure, Inspection, OpenError, ServerCounts, Side,
     Verification,
 };
 use super::address_watch::with_addresses;
 use super::capture::NEEDS;
+use super::frontends::{captured, node_ports};
 use super::localhost::Localhost;
-use super::places::{captured, node_ports};
 use super::refused::Refused;
 use super::staged::{Fate, Staged, beneath, failed, places_of};
 use super::way::{Starter, Way};
@@ -97,7 +97,7 @@ fn in_front(
             by_interface: settings.pod_interface.is_some(),
             localhost: Localhost::of(description, family, settings),
             refused: Refused::new(settings.userspace.endpoints.clone()),
-            places: HashMap::new(),
+            frontends: HashMap::new(),
             late: Vec::new(),
             nodes: None,
         })
@@ -139,8 +139,8 @@ struct Captured {
     localhost: Localhost,
     /// The endpoints to which the proxy must not connect.
     refused: Refused,
-    /// The ServicePorts of the proxy, and their places in the table.
-    places: HashMap<ServiceKey, Vec<CapturedPlace>>,
+    /// The ServicePorts of the proxy, and their frontends in the table.
+    frontends: HashMap<ServiceKey, Vec<CapturedFrontend>>,
     /// ServicePorts that went to the kernel, for connections that were on their way, and since when.
     late: Vec<(ServiceKey, Instant)>,
     /// The addresses with node ports in the table.
@@ -154,27 +154,27 @@ impl Captured {
             let plan = plan.as_ref();
             plan.is_some_and(|plan| self.wanted(plan, change.node).is_some())
         };
-        !self.places.is_empty()
+        !self.frontends.is_empty()
             || !self.late.is_empty()
             || change.services.iter().any(|(_, plan)| has(plan))
     }
 
-    /// Returns the places of a ServicePort that the proxy serves; `None` if it is the kernel's alone.
-    fn wanted(&self, plan: &ServicePlan, node: &NodePlan) -> Option<Vec<CapturedPlace>> {
+    /// Returns the frontends of a ServicePort that the proxy serves; `None` if it is the kernel's alone.
+    fn wanted(&self, plan: &ServicePlan, node: &NodePlan) -> Option<Vec<CapturedFrontend>> {
         let asks = self.scope.asks(plan) && self.refused.endpoint(plan).is_none();
-        let mut places = match asks {
+        let mut frontends = match asks {
             true => captured(plan, self.by_interface),
             false => Vec::new(),
         };
-        let is_captured = |at| places.contains(&CapturedPlace::Of(at));
+        let is_captured = |at| frontends.contains(&CapturedFrontend::Of(at));
         let on_loopback = self.localhost.lacks(plan, node, is_captured);
-        places.extend(on_loopback.map(CapturedPlace::OnLoopback));
-        (asks || !places.is_empty()).then_some(places)
+        frontends.extend(on_loopback.map(CapturedFrontend::OnLoopback));
+        (asks || !frontends.is_empty()).then_some(frontends)
     }
 
     fn is_captured(&self, plan: &ServicePlan, node: &NodePlan) -> bool {
-        let mut places = self.wanted(plan, node).into_iter().flatten();
-        places.any(|place| matches!(place, CapturedPlace::Of(_)))
+        let mut frontends = self.wanted(plan, node).into_iter().flatten();
+        frontends.any(|place| matches!(place, CapturedFrontend::Of(_)))
     }
 
     /// Returns the ServicePorts of a change that ask for the proxy, and have endpoints to which it must not connect.
@@ -203,15 +203,15 @@ impl Captured {
         Ok(())
     }
 
-    /// Hands the proxy those ServicePorts of a change whose places are (`true`) or are not the ones that it has. The
-    /// second kind must wait for the kernel's backend, which says who gets a place that two want.
+    /// Hands the proxy those ServicePorts of a change whose frontends are (`true`) or are not the ones that it has. The
+    /// second kind must wait for the kernel's backend, which says who gets a frontend that two want.
     fn hand(&self, change: Change<'_>, has_places: bool, failures: &[Failure]) {
         let Some(way) = &self.way else { return };
         let failed = failed(failures);
         let specs = change.services.iter().filter_map(|(key, plan)| {
             let plan = plan.as_ref()?;
             let wanted = self.wanted(plan, change.node)?;
-            let is_held = self.places.get(key) == Some(&wanted);
+            let is_held = self.frontends.get(key) == Some(&wanted);
             let is_wanted = is_held == has_places && !failed.contains(key);
             is_wanted.then(|| (key.clone(), Some(spec::spec(plan))))
         });
@@ -230,14 +230,14 @@ impl Captured {
         }
     }
 
-    /// Works out which places the table must lose and get.
+    /// Works out which frontends the table must lose and get.
     fn stage(&self, change: Change<'_>) -> Staged {
         let mut wanted = Vec::new();
         for (key, plan) in change.services {
             let wants = plan.as_ref().map(|plan| self.wanted(plan, change.node));
             let fate = match wants {
-                Some(Some(places)) => Fate::Proxy(places),
-                _ if !self.places.contains_key(key) => continue,
+                Some(Some(frontends)) => Fate::Proxy(frontends),
+                _ if !self.frontends.contains_key(key) => continue,
                 Some(None) => Fate::Kernel,
                 None => Fate::Gone,
             };
@@ -245,11 +245,11 @@ impl Captured {
         }
         if change.complete {
             let named: HashSet<&ServiceKey> = change.services.iter().map(|(key, _)| key).collect();
-            let gone = self.places.keys().filter(|key| !named.contains(key));
+            let gone = self.frontends.keys().filter(|key| !named.contains(key));
             wanted.extend(gone.map(|key| (key.clone(), Fate::Gone)));
         }
-        let before = wanted.iter().filter_map(|(key, _)| self.places.get(key));
-        let before: HashSet<CapturedPlace> = before.flatten().copied().collect();
+        let before = wanted.iter().filter_map(|(key, _)| self.frontends.get(key));
+        let before: HashSet<CapturedFrontend> = before.flatten().copied().collect();
         let after = places_of(&wanted, |_| true);
         Staged {
             delete: before.difference(&after).copied().collect(),
@@ -258,7 +258,7 @@ impl Captured {
         }
     }
 
-    /// Has the table lead places no longer to the proxy, so that the kernel serves them.
+    /// Has the table lead frontends no longer to the proxy, so that the kernel serves them.
     fn release(&mut self, node: &NodePlan, staged: &Staged) -> Result<(), String> {
         let Some(Way { capture, .. }) = &mut self.way else {
             return Ok(());
@@ -271,7 +271,7 @@ impl Captured {
         capture.change(&staged.delete, &[])
     }
 
-    /// Has the table lead new places to the proxy, and ends ServicePorts that are gone.
+    /// Has the table lead new frontends to the proxy, and ends ServicePorts that are gone.
     fn take(&mut self, staged: Staged) -> Result<(), String> {
         let Some(Way { proxy, capture }) = &mut self.way else {
             return Ok(());
@@ -282,14 +282,14 @@ impl Captured {
         for (key, fate) in staged.wanted {
             self.late.retain(|(late, _)| *late != key);
             match fate {
-                Fate::Proxy(places) => drop(self.places.insert(key, places)),
+                Fate::Proxy(frontends) => drop(self.frontends.insert(key, frontends)),
                 // UDP flows follow their Service at once.
                 Fate::Kernel if key.protocol == Protocol::Tcp => {
-                    self.places.remove(&key);
+                    self.frontends.remove(&key);
                     self.late.push((key, now));
                 }
                 Fate::Kernel | Fate::Gone => {
-                    self.places.remove(&key);
+                    self.frontends.remove(&key);
                     gone.push((key, None));
                 }
             }
@@ -315,10 +315,10 @@ impl Captured {
         }
     }
 
-    /// Leaves all places to the kernel, since what the table holds is not known. It begins anew with the next complete
+    /// Leaves all frontends to the kernel, since what the table holds is not known. It begins anew with the next complete
     /// change, or as ServicePorts change.
     fn give_up(&mut self) -> Option<String> {
-        self.places.clear();
+        self.frontends.clear();
         let cleared = self.way.as_mut().map(|way| way.capture.clear());
         cleared?.err()
     }
@@ -365,8 +365,8 @@ impl Captured {
             ..change
         };
         let mut applied = self.inner.apply(beneath).inspect_err(|_| {
-            // The places that the table lost may come back with the next change.
-            for at in self.places.values_mut() {
+            // The frontends that the table lost may come back with the next change.
+            for at in self.frontends.values_mut() {
                 at.retain(|place| !staged.delete.contains(place));
             }
         })?;

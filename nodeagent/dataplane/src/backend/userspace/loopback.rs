@@ -46,13 +46,13 @@ pub(super) fn open(settings: &UserspaceSettings) -> Result<Backend, OpenError> {
     Ok(backend)
 }
 
-/// A socket that a place needs.
+/// A socket that a frontend needs.
 type WantedSocket = (FrontendAddr, SocketAddr);
 
 /// A ServicePort that is served.
 #[derive(Debug)]
 struct ServedPort {
-    places: Vec<FrontendAddr>,
+    frontends: Vec<FrontendAddr>,
     wanted: Vec<WantedSocket>,
 }
 
@@ -104,8 +104,8 @@ impl DataPath for Loopback {
         Ok(LoopbackSockets::default())
     }
 
-    fn places<'c>(content: &'c LoopbackSockets, key: &ServiceKey) -> &'c [FrontendAddr] {
-        content.held.get(key).map_or(&[], |held| &held.places)
+    fn frontends<'c>(content: &'c LoopbackSockets, key: &ServiceKey) -> &'c [FrontendAddr] {
+        content.held.get(key).map_or(&[], |held| &held.frontends)
     }
 
     fn stage(
@@ -127,10 +127,10 @@ impl DataPath for Loopback {
             staged.specs.push((key.clone(), Some(spec::spec(plan))));
             let wanted = wanted(plan, &mut content.addresses, &node_addresses);
             staged.failures.extend(unserved(plan, &node_addresses));
-            let places = plan.frontends.iter().map(|frontend| frontend.at).collect();
+            let frontends = plan.frontends.iter().map(|frontend| frontend.at).collect();
             staged
                 .held
-                .push((key.clone(), ServedPort { places, wanted }));
+                .push((key.clone(), ServedPort { frontends, wanted }));
         }
         if change.complete {
             let named: HashSet<&ServiceKey> = change.services.iter().map(|(key, _)| key).collect();
@@ -258,19 +258,19 @@ impl Loopback {
         if !hosts.is_wanted() {
             return;
         }
-        let mut places = Vec::with_capacity(content.sockets.len());
+        let mut frontends = Vec::with_capacity(content.sockets.len());
         for (key, held) in &content.held {
             let sockets = held
                 .wanted
                 .iter()
                 .filter_map(|wanted| content.sockets.get_key_value(wanted));
-            places.extend(sockets.map(|((at, _), socket)| PortSocket {
+            frontends.extend(sockets.map(|((at, _), socket)| PortSocket {
                 key: key.clone(),
                 at: *at,
                 socket: socket.at,
             }));
         }
-        if let Err(error) = hosts.replace(self.family, places) {
+        if let Err(error) = hosts.replace(self.family, frontends) {
             tracing::warn!(
                 %error,
                 "cannot write --hosts-file; Services work, but the file is out of date. Check that its folder exists and \
@@ -293,7 +293,7 @@ fn shares(place: FrontendAddr, at: SocketAddr) -> bool {
     at.is_ipv6() && matches!(place, FrontendAddr::Address { .. })
 }
 
-/// Returns the sockets that a plan needs. A place without endpoints has none, so that clients are refused (U10).
+/// Returns the sockets that a plan needs. A frontend without endpoints has none, so that clients are refused (U10).
 fn wanted(
     plan: &ServicePlan,
     addresses: &mut Addresses,
@@ -327,7 +327,7 @@ fn wanted(
     wanted
 }
 
-/// Returns whether a place has an endpoint for any client.
+/// Returns whether a frontend has an endpoint for any client.
 fn is_served(frontend: &Frontend) -> bool {
     !frontend.endpoints.is_empty()
         || frontend

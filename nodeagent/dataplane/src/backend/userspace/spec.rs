@@ -7,7 +7,7 @@ use kplane_userproxy::{Endpoints, Options, Pool, PortSpec, RouteSpec};
 
 use crate::plan::{Frontend, ServicePlan};
 
-/// Returns the ServicePort of a plan. Each of the two lists of endpoints belongs to a policy, so that all places with
+/// Returns the ServicePort of a plan. Each of the two lists of endpoints belongs to a policy, so that all frontends with
 /// the same policy share one.
 pub(super) fn spec(plan: &ServicePlan) -> PortSpec {
     let mut endpoints = Endpoints {

@@ -6,41 +6,41 @@ use std::collections::HashSet;
 use kplane_model::ServiceKey;
 
 use super::super::Failure;
-use super::super::nftables::proxy_tables::CapturedPlace;
+use super::super::nftables::proxy_tables::CapturedFrontend;
 use crate::plan::ServicePlan;
 
 /// A change of the table, worked out.
 pub(super) struct Staged {
-    pub(super) delete: Vec<CapturedPlace>,
-    pub(super) add: Vec<CapturedPlace>,
+    pub(super) delete: Vec<CapturedFrontend>,
+    pub(super) add: Vec<CapturedFrontend>,
     pub(super) wanted: Vec<(ServiceKey, Fate)>,
 }
 
 /// What becomes of a ServicePort that the proxy has or gets.
 pub(super) enum Fate {
-    /// The proxy serves these places, and the kernel its other ones.
-    Proxy(Vec<CapturedPlace>),
+    /// The proxy serves these frontends, and the kernel its other ones.
+    Proxy(Vec<CapturedFrontend>),
     /// The kernel serves it from now on.
     Kernel,
     /// It does not exist any more.
     Gone,
 }
 
-/// Returns the places that the proxy gets of some ServicePorts.
+/// Returns the frontends that the proxy gets of some ServicePorts.
 pub(super) fn places_of(
     wanted: &[(ServiceKey, Fate)],
     mut of: impl FnMut(&ServiceKey) -> bool,
-) -> HashSet<CapturedPlace> {
+) -> HashSet<CapturedFrontend> {
     let some = wanted.iter().filter(|(key, _)| of(key));
-    let places = some.filter_map(|(_, fate)| match fate {
-        Fate::Proxy(places) => Some(places),
+    let frontends = some.filter_map(|(_, fate)| match fate {
+        Fate::Proxy(frontends) => Some(frontends),
         Fate::Kernel | Fate::Gone => None,
     });
-    places.flatten().copied().collect()
+    frontends.flatten().copied().collect()
 }
 
 impl Staged {
-    /// Leaves out ServicePorts that the kernel's backend does not serve: another ServicePort may have their places.
+    /// Leaves out ServicePorts that the kernel's backend does not serve: another ServicePort may have their frontends.
     pub(super) fn without(&mut self, failures: &[Failure]) {
         let failed = failed(failures);
         if failed.is_empty() {

@@ -280,12 +280,12 @@ fn a_tree_is_divided_where_places_differ() {
     for (name, rules) in chains.iter().filter(|(name, _)| of_tree(name)) {
         let is_jump = |rule: &&String| rule.contains("-j KUBE-SVC-D-");
         let (jumps, others): (Vec<_>, Vec<_>) = rules.iter().partition(is_jump);
-        let places = others.iter().filter(|rule| rule.contains("-j KUBE-SVC-"));
-        let places = places.count();
+        let frontends = others.iter().filter(|rule| rule.contains("-j KUBE-SVC-"));
+        let frontends = frontends.count();
         for rule in jumps {
             text.push_str(&format!("{rule}\n"));
         }
-        text.push_str(&format!("{name}: {places} places\n"));
+        text.push_str(&format!("{name}: {frontends} places\n"));
     }
     expect![[r#"
         -A KUBE-SERVICES -d 0.0.0.0/4 -j KUBE-SVC-D-S0-4

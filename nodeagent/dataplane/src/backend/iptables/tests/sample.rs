@@ -1,4 +1,4 @@
-//! Generated ServicePorts: many shapes, places close to each other and far apart, none shared.
+//! Generated ServicePorts: many shapes, frontends close to each other and far apart, none shared.
 
 use std::net::IpAddr;
 
@@ -10,7 +10,7 @@ use proptest::prelude::*;
 
 use crate::plan::{ServicePlan, plan_service};
 
-/// The properties of a ServicePort. Its number gives it a name and places of its own.
+/// The properties of a ServicePort. Its number gives it a name and frontends of its own.
 #[derive(Clone, Debug)]
 pub(super) struct Shape {
     /// Endpoints: the number of each, and whether it is on the node.

@@ -343,7 +343,7 @@ fn what_others_remove_is_put_back() {
 }
 
 /// A virtual server of another program on one of kplane's addresses is reported and left alone; so are those
-/// elsewhere. kube-proxy's own virtual servers, whose places are in its sets, are removed.
+/// elsewhere. kube-proxy's own virtual servers, whose frontends are in its sets, are removed.
 #[test]
 fn d8_virtual_servers_of_others_stay() {
     let kernel = Fake::new();
@@ -468,7 +468,7 @@ fn any_svc(name: usize) -> impl Strategy<Value = Option<Svc>> {
         0..4_u8,
     );
     (prop::bool::weighted(0.8), shape).prop_map(move |(there, shape)| {
-        let (protocol, endpoints, here, external, internal, places) = shape;
+        let (protocol, endpoints, here, external, internal, frontends) = shape;
         let protocols = [Protocol::Tcp, Protocol::Udp, Protocol::Sctp];
         let of = |bits: u8| {
             let bits = (0..4_u8).filter(move |bit| bits & (1 << bit) != 0);
@@ -495,14 +495,14 @@ fn any_svc(name: usize) -> impl Strategy<Value = Option<Svc>> {
         if internal {
             svc = svc.internal_local();
         }
-        if places & 1 != 0 {
+        if frontends & 1 != 0 {
             let port = 30_000 + u16::try_from(name).unwrap();
             svc = svc
                 .node_port(port)
                 .external_ip(&format!("198.51.100.{name}"));
         }
-        if places & 2 != 0 {
-            let ranges: &[&str] = if places & 1 != 0 {
+        if frontends & 2 != 0 {
+            let ranges: &[&str] = if frontends & 1 != 0 {
                 &["10.9.0.0/16"]
             } else {
                 &[]

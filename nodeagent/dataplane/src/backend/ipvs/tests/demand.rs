@@ -22,7 +22,7 @@ fn svc() -> Svc {
     Svc::new("web", "10.96.0.1").endpoints(&["10.1.0.1:8080", "10.1.0.2:8080"])
 }
 
-/// Returns the real servers that packets to a place may reach.
+/// Returns the real servers that packets to a frontend may reach.
 fn reals(demand: &Demand, place: &str) -> Vec<String> {
     let key = server(place, TCP);
     let wanted = demand.servers.iter().find(|wanted| wanted.key == key);
@@ -130,7 +130,7 @@ fn a29_local_policies_fall_back_to_the_clusters_endpoints() {
     let demand = of(&local(), &strict);
     assert_eq!(reals(&demand, node_port), [""; 0]);
     assert_eq!(reals(&demand, cluster_ip), [""; 0]);
-    // The node's own packets do not pass the chain that refuses packets to places that no set opens.
+    // The node's own packets do not pass the chain that refuses packets to frontends that no set opens.
     let vip = "203.0.113.1";
     let balanced = || local().load_balancer(vip, &[]);
     let demand = of(&balanced(), &strict);

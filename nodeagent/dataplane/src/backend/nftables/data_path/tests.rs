@@ -687,7 +687,7 @@ proptest! {
                 wanted.remove(&key(gone));
             }
             for plan in plans {
-                // The control plane gives a place to one Service only.
+                // The control plane gives a frontend to one Service only.
                 let taken = |f: &Frontend| wanted.values().any(|w| w.key != plan.key && w.frontends.iter().any(|g| g.at == f.at));
                 if !plan.frontends.iter().any(taken) {
                     wanted.insert(plan.key.clone(), plan.clone());

@@ -3,7 +3,7 @@
 //!
 //! ```text
 //! table ip kplane-capture {           flag owner: ends with the process, so that table kplane serves then
-//!   set places  { daddr . protocol . port }
+//!   set frontends  { daddr . protocol . port }
 //!   set ports   { protocol . port }   node ports
 //!   set nodes   { daddr, interval }   addresses with node ports
 //!   set local   { protocol . port }   node ports that are only served on loopback addresses
@@ -15,7 +15,7 @@
 //!     ADDRESS != @lease return            the agent hangs: the kernel's own rules serve
 //!     meta mark OWN return
 //!     daddr 127.0.0.0/8 return            only in chain prerouting: from another machine; or daddr ::1
-//!     daddr . protocol . port @places  dnat to ADDRESS:PORT
+//!     daddr . protocol . port @frontends  dnat to ADDRESS:PORT
 //!     daddr @nodes fib daddr type local protocol . port @ports  dnat to ADDRESS:PORT
 //!     daddr 127.0.0.0/8 protocol . port @local  dnat to ADDRESS:PORT     only in chain output; or daddr ::1
 //!   }
@@ -86,9 +86,9 @@ impl CaptureError {
     }
 }
 
-/// A place that the table leads to the socket.
+/// A frontend that the table leads to the socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(in crate::backend) enum CapturedPlace {
+pub(in crate::backend) enum CapturedFrontend {
     /// An address, or a node port on the addresses that have node ports.
     Of(FrontendAddr),
     /// A node port on loopback addresses only.
@@ -113,7 +113,7 @@ pub(in crate::backend) struct CaptureSettings {
 
 impl CaptureTable {
     /// Creates the table. A kernel that does not know owners gets one without: after a crash of this process, clients
-    /// of its places are refused until it starts again.
+    /// of its frontends are refused until it starts again.
     ///
     /// # Errors
     /// The kernel's refusal.
@@ -128,22 +128,22 @@ impl CaptureTable {
         Ok(Self { family, socket })
     }
 
-    /// Deletes places, and adds others, of which the table has none yet.
+    /// Deletes frontends, and adds others, of which the table has none yet.
     ///
     /// # Errors
     /// The kernel's refusal; nothing of the rest is in effect then.
     pub(in crate::backend) fn change(
         &mut self,
-        delete: &[CapturedPlace],
-        add: &[CapturedPlace],
+        delete: &[CapturedFrontend],
+        add: &[CapturedFrontend],
     ) -> Result<(), CaptureError> {
         let all = [
             (msg::DELSETELEM, 0, delete),
             (msg::NEWSETELEM, NLM_F_CREATE, add),
         ];
         let table = table(self.family);
-        for (kind, flags, places) in all {
-            for part in places.chunks(ELEMENTS) {
+        for (kind, flags, frontends) in all {
+            for part in frontends.chunks(ELEMENTS) {
                 let mut batch = Batch::new();
                 for set in [PLACES, PORTS, LOCAL] {
                     let keys = part.iter().filter_map(|place| key(*place, set));
@@ -156,7 +156,7 @@ impl CaptureTable {
         Ok(())
     }
 
-    /// Deletes all places, so that the kernel serves them.
+    /// Deletes all frontends, so that the kernel serves them.
     ///
     /// # Errors
     /// The kernel's refusal.
@@ -238,16 +238,16 @@ fn push_chains(batch: &mut Batch, table: OwnTable, settings: CaptureSettings) {
     }
 }
 
-/// Returns the key of a place in a set; `None` if it belongs into another one.
-fn key(place: CapturedPlace, set: &str) -> Option<Key> {
+/// Returns the key of a frontend in a set; `None` if it belongs into another one.
+fn key(place: CapturedFrontend, set: &str) -> Option<Key> {
     match place {
-        CapturedPlace::Of(FrontendAddr::Address { ip, protocol, port }) if set == PLACES => {
+        CapturedFrontend::Of(FrontendAddr::Address { ip, protocol, port }) if set == PLACES => {
             Some(Key::Service(Destination { ip, protocol, port }))
         }
-        CapturedPlace::Of(FrontendAddr::NodePort { protocol, port }) if set == PORTS => {
+        CapturedFrontend::Of(FrontendAddr::NodePort { protocol, port }) if set == PORTS => {
             Some(Key::NodePort(NodePort { protocol, port }))
         }
-        CapturedPlace::OnLoopback(port) if set == LOCAL => Some(Key::NodePort(port)),
+        CapturedFrontend::OnLoopback(port) if set == LOCAL => Some(Key::NodePort(port)),
         _ => None,
     }
 }

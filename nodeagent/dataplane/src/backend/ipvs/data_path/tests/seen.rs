@@ -93,9 +93,9 @@ fn a_service_is_told_with_all_its_places_and_no_others() {
     let kernel = Fake::new();
     let driver = started(&kernel, &everything());
     let told = inspect(&driver, "lb").servers;
-    let places: Vec<EndpointAddr> = told.iter().map(|server| server.at).collect();
+    let frontends: Vec<EndpointAddr> = told.iter().map(|server| server.at).collect();
     let wanted = ["10.96.0.2:80", "198.51.100.9:80", "203.0.113.1:80"].map(at);
-    assert_eq!(places, wanted);
+    assert_eq!(frontends, wanted);
     let web = inspect(&driver, "web").servers;
     assert_eq!(web[1].at, at("192.168.0.1:30080"));
     let nobody = inspect(&driver, "nobody");

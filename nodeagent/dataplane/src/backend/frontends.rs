@@ -1,7 +1,7 @@
-//! The one decision which ServicePort holds a place (address, port and protocol, or node port), in front of
+//! The one decision which ServicePort holds a frontend (address, port and protocol, or node port), in front of
 //! all backends.
 //!
-//! The control plane gives a place to one Service only. This module protects a node whose desired state still
+//! The control plane gives a frontend to one Service only. This module protects a node whose desired state still
 //! breaks that rule, for example while a Service is held. The ServicePort that has the place keeps it.
 
 use std::borrow::Cow;
@@ -14,15 +14,15 @@ use crate::plan::{FrontendAddr, ServicePlan};
 
 /// The ServicePort that holds each place of one family.
 #[derive(Debug, Default)]
-pub(super) struct PlaceOwners(HashMap<FrontendAddr, ServiceKey>);
+pub(super) struct FrontendOwners(HashMap<FrontendAddr, ServiceKey>);
 
-/// A change without the places that other ServicePorts hold.
+/// A change without the frontends that other ServicePorts hold.
 #[derive(Debug)]
 pub(super) struct Claims<'a> {
     services: Cow<'a, [(ServiceKey, Option<ServicePlan>)]>,
     /// PlaceOwners that the change's ServicePorts held before, unless the change is complete.
     released: HashSet<FrontendAddr>,
-    /// One failure for each ServicePort that does not get all of its places.
+    /// One failure for each ServicePort that does not get all of its frontends.
     pub(super) failures: Vec<Failure>,
 }
 
@@ -36,8 +36,8 @@ impl Claims<'_> {
     }
 }
 
-impl PlaceOwners {
-    /// Decides which ServicePorts of a change get their places. `held` returns the places that a ServicePort
+impl FrontendOwners {
+    /// Decides which ServicePorts of a change get their frontends. `held` returns the frontends that a ServicePort
     /// of the content has. PlaceOwners of the change's own ServicePorts are free, whatever the order of these.
     pub(super) fn claim<'a, 'c>(
         &self,
@@ -69,7 +69,7 @@ impl PlaceOwners {
         claims
     }
 
-    /// Records that the data path holds a change. `held` returns the places that a ServicePort has now.
+    /// Records that the data path holds a change. `held` returns the frontends that a ServicePort has now.
     pub(super) fn accept<'c>(
         &mut self,
         claims: &Claims<'_>,
@@ -89,7 +89,7 @@ impl PlaceOwners {
 }
 
 impl Claims<'_> {
-    /// Removes a place from the plan of a ServicePort, since `owner` has it.
+    /// Removes a frontend from the plan of a ServicePort, since `owner` has it.
     fn lose(&mut self, index: usize, at: FrontendAddr, owner: &ServiceKey) {
         let (key, plan) = &mut self.services.to_mut()[index];
         if let Some(plan) = plan {
@@ -159,7 +159,7 @@ mod tests {
     /// The registry, and what a backend holds of each ServicePort.
     #[derive(Default)]
     struct Node {
-        places: PlaceOwners,
+        frontends: FrontendOwners,
         held: BTreeMap<ServiceKey, Vec<FrontendAddr>>,
     }
 
@@ -175,18 +175,18 @@ mod tests {
             };
             let before = self.held.clone();
             let claims = self
-                .places
+                .frontends
                 .claim(change, |key| before.get(key).map_or(&[], |at| at));
             if complete {
                 self.held.clear();
             }
             for (key, plan) in claims.change(change).services {
                 let frontends = plan.iter().flat_map(|plan| &plan.frontends);
-                let places = frontends.map(|frontend| frontend.at).collect();
-                self.held.insert(key.clone(), places);
+                let frontends = frontends.map(|frontend| frontend.at).collect();
+                self.held.insert(key.clone(), frontends);
             }
             let now = &self.held;
-            self.places
+            self.frontends
                 .accept(&claims, complete, |key| now.get(key).map_or(&[], |at| at));
             claims
                 .failures
@@ -196,7 +196,10 @@ mod tests {
         }
 
         fn owner(&self, port: u16) -> Option<&str> {
-            self.places.0.get(&at(port)).map(|key| &*key.service.name)
+            self.frontends
+                .0
+                .get(&at(port))
+                .map(|key| &*key.service.name)
         }
     }
 

@@ -2,14 +2,14 @@
 
 use kplane_model::{Cidr, Family};
 
-use super::super::nftables::proxy_tables::CapturedPlace;
+use super::super::nftables::proxy_tables::CapturedFrontend;
 use super::localhost::is_relayed;
 use crate::plan::{Frontend, NodePlan, ServicePlan, disjoint, loopback};
 
-/// Returns the places of a plan that the proxy serves: those that every client may use, and where every client has an
-/// endpoint. The kernel rejects and drops for the rest (A8, A16, A18). With session affinity, all places or none, since they
+/// Returns the frontends of a plan that the proxy serves: those that every client may use, and where every client has an
+/// endpoint. The kernel rejects and drops for the rest (A8, A16, A18). With session affinity, all frontends or none, since they
 /// share what is remembered.
-pub(super) fn captured(plan: &ServicePlan, by_interface: bool) -> Vec<CapturedPlace> {
+pub(super) fn captured(plan: &ServicePlan, by_interface: bool) -> Vec<CapturedFrontend> {
     let for_all = |frontend: &&Frontend| {
         let inside = frontend
             .inside
@@ -24,7 +24,7 @@ pub(super) fn captured(plan: &ServicePlan, by_interface: bool) -> Vec<CapturedPl
     }
     let served = plan.frontends.iter().filter(for_all);
     served
-        .map(|frontend| CapturedPlace::Of(frontend.at))
+        .map(|frontend| CapturedFrontend::Of(frontend.at))
         .collect()
 }
 

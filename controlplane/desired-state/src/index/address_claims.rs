@@ -13,7 +13,7 @@ use crate::admission::Reserved;
 
 /// Holders of places, and the Services that name an address.
 #[derive(Debug, Default)]
-pub(super) struct Places {
+pub(super) struct AddressClaims {
     reserved: Reserved,
     /// Addresses of Nodes, with the number of Nodes that have each.
     nodes: HashMap<IpAddr, usize>,
@@ -26,7 +26,7 @@ pub(super) struct Places {
     users: BTreeMap<IpAddr, BTreeSet<ServiceName>>,
 }
 
-impl Places {
+impl AddressClaims {
     pub(super) fn new(reserved: Reserved) -> Self {
         Self {
             reserved,

@@ -10,12 +10,12 @@ use crate::backend::ipvs::sets::{Entry, SetId};
 use kplane_netlink::ipvs::ServerKey;
 
 /// PlacesInSets of virtual servers, as they are in the sets.
-pub(in super::super) struct PlacesInSets {
-    places: HashSet<ServerKey>,
+pub(in super::super) struct FrontendsInSets {
+    frontends: HashSet<ServerKey>,
     node_ports: HashSet<(Protocol, u16)>,
 }
 
-impl PlacesInSets {
+impl FrontendsInSets {
     pub(in super::super) fn new(snapshot: &Snapshot) -> Self {
         let of = |set| snapshot.entries.get(&set).into_iter().flatten();
         let sets = [
@@ -37,18 +37,18 @@ impl PlacesInSets {
             })
         };
         Self {
-            places: sets.into_iter().flat_map(of).filter_map(place).collect(),
+            frontends: sets.into_iter().flat_map(of).filter_map(place).collect(),
             node_ports: port(Protocol::Tcp).chain(port(Protocol::Udp)).collect(),
         }
     }
 
     /// Returns whether a virtual server is kube-proxy's or kplane's, given the addresses of kplane's device.
     pub(in super::super) fn has(&self, key: ServerKey, ours: &HashSet<IpAddr>) -> bool {
-        if self.places.is_empty() && self.node_ports.is_empty() {
+        if self.frontends.is_empty() && self.node_ports.is_empty() {
             return ours.contains(&key.ip);
         }
         let node_port =
             !ours.contains(&key.ip) && self.node_ports.contains(&(key.protocol, key.port));
-        node_port || self.places.contains(&key)
+        node_port || self.frontends.contains(&key)
     }
 }

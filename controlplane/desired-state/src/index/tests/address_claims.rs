@@ -255,9 +255,9 @@ fn addresses_in_the_clusters_own_ranges_are_served_and_named() {
     assert!(reasons(&index)[0].contains("10.98.3.4 is in the range 10.98.0.0/16 of ClusterIPs"));
     delete(&mut index, &cidr);
     assert_eq!(index.issues(), []);
-    assert_eq!(index.places.users().count(), 1);
+    assert_eq!(index.address_claims.users().count(), 1);
     delete(&mut index, &in_pods);
-    assert_eq!(index.places.users().count(), 0);
+    assert_eq!(index.address_claims.users().count(), 0);
 }
 
 #[test]
@@ -273,11 +273,11 @@ fn ports_times_addresses_are_cut_and_all_others_are_served() {
     hostile["spec"]["externalIPs"] = json!(ips);
     let (mut index, first) = index(&[hostile, service("good", "10.96.0.2")]);
     assert_eq!(first.services.len(), 1_001);
-    let places = |publication: &Publication| -> usize {
+    let address_claims = |publication: &Publication| -> usize {
         let ports = publication.services.iter().filter_map(|(_, p)| p.as_ref());
         ports.map(|p| 1 + p.port.external_ips.len()).sum()
     };
-    assert_eq!(places(&first), 16_000 + 1);
+    assert_eq!(address_claims(&first), 16_000 + 1);
     assert_eq!(reasons(&index).len(), 1);
     assert!(
         reasons(&index)[0]
