@@ -154,7 +154,7 @@ pub struct Resume {
 
 /// The changes that an update made.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub struct Touched {
+pub struct Dirty {
     /// ServicePorts that are new, changed or gone, or whose local endpoints are.
     pub services: BTreeSet<ServiceKey>,
     /// Parts of NetworkPolicies that are new, changed or gone.
@@ -267,7 +267,7 @@ impl Desired {
     ///
     /// # Errors
     /// [`Refusal`]: nothing of the update was taken.
-    pub fn apply(&mut self, update: Update) -> Result<Touched, Refusal> {
+    pub fn apply(&mut self, update: Update) -> Result<Dirty, Refusal> {
         self.check_position(&update)?;
         let goes_back = self.check_freshness(&update)?;
         let whole = update.is_whole();
@@ -313,10 +313,10 @@ impl Desired {
             enforcement,
             now_ms,
         };
-        let touched = self.commit(whole, staged, &word);
+        let dirty = self.commit(whole, staged, &word);
         self.confidence = (word.confidence, word.doubt);
         self.note_node();
-        Ok(touched)
+        Ok(dirty)
     }
 
     fn check_position(&self, update: &Update) -> Result<(), Refusal> {
@@ -408,7 +408,7 @@ impl Slot {
     }
 }
 
-impl Touched {
+impl Dirty {
     fn add(&mut self, key: &DesiredKey) {
         match key {
             DesiredKey::Service(key) | DesiredKey::Local(key) => {

@@ -1,8 +1,8 @@
 //! State that the parts of a control plane share, and the task that owns the index.
 
 mod approving;
+mod changed_services;
 mod noticing;
-mod touched;
 
 use std::collections::{BTreeSet, VecDeque};
 use std::sync::{Arc, OnceLock};
@@ -39,8 +39,8 @@ use crate::suspects::Suspects;
 use crate::traffic::Traffic;
 
 pub use self::approving::{Approvals, Approved, HeldMore, Seen};
-pub use self::touched::Missed;
-use self::touched::Touched;
+use self::changed_services::ChangedServices;
+pub use self::changed_services::Missed;
 
 /// Maximum number of questions that wait for the index. Each is answered in milliseconds; further
 /// callers wait until there is room.
@@ -84,7 +84,7 @@ pub struct Hub {
     /// Pods that wait to end.
     pub departures: PrestopQuestions,
     /// Names of Services that may have changed, for watches.
-    pub touched: Touched,
+    pub changed_services: ChangedServices,
     /// The record of what changed.
     pub recorder: Arc<Recorder>,
     /// Token that is cancelled when the control plane ends; all streams end with it.
@@ -162,7 +162,7 @@ impl Hub {
             suspects: Suspects::default(),
             traffic: Arc::default(),
             departures: PrestopQuestions::default(),
-            touched: Touched::default(),
+            changed_services: ChangedServices::default(),
             recorder,
             shutdown,
             approvals: Approvals::new(index.clone()),
@@ -431,16 +431,22 @@ impl IndexOwner {
 
     fn publish(&mut self, publication: Publication, causes: &Causes, summary: &mut Summary) {
         let before = self.hub.store.head().borrow().revision;
-        let is_watched = self.hub.touched.is_watched();
+        let is_watched = self.hub.changed_services.is_watched();
         let watched = is_watched.then(|| services_of(&publication));
         let started = Instant::now();
         let observed_at = publication.observed_at;
-        let Staged { revision, touched } = self.hub.store.stage(publication, &self.freshness);
+        let Staged {
+            revision,
+            changed_services,
+        } = self.hub.store.stage(publication, &self.freshness);
         if let Some(services) = watched {
-            self.hub.touched.tell(services);
+            self.hub.changed_services.tell(services);
         }
         if revision == before {
-            return self.hub.recorder.changed(&touched, causes, observed_at);
+            return self
+                .hub
+                .recorder
+                .changed(&changed_services, causes, observed_at);
         }
         if self
             .publish_debounce
@@ -451,7 +457,9 @@ impl IndexOwner {
         self.hub.fleet.timings.hop(Hop::Publish, started.elapsed());
         summary.revision_at = Some(Instant::now());
         // Streams send the change already.
-        self.hub.recorder.changed(&touched, causes, observed_at);
+        self.hub
+            .recorder
+            .changed(&changed_services, causes, observed_at);
         let Totals {
             services,
             endpoints,

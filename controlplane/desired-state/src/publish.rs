@@ -34,7 +34,7 @@ pub use cursor::{Cursor, Mark, Piece, PieceEnd};
 pub use resume::Way;
 pub use snapshot_cache::Walk;
 pub use state::Moment;
-pub use store::{Head, Staged, Store, Touched};
+pub use store::{Head, ServiceChange, Staged, Store};
 pub use triggers::Sent;
 pub use watermarks::{Followed, MAX_POINTS, Point};
 

@@ -18,7 +18,7 @@ use std::time::SystemTime;
 use kplane_model::ServiceName;
 
 use crate::index::Causes;
-use crate::publish::Touched;
+use crate::publish::ServiceChange;
 
 use self::changes::Changes;
 use self::noticed::Notices;
@@ -43,7 +43,7 @@ pub struct Size {
 
 impl Recorder {
     /// Records one publication: the ServicePorts that changed, and the causes.
-    pub fn changed(&self, touched: &[Touched], causes: &Causes, observed_at: SystemTime) {
+    pub fn changed(&self, touched: &[ServiceChange], causes: &Causes, observed_at: SystemTime) {
         self.changes
             .lock()
             .add(touched, causes, observed_at, SystemTime::now());

@@ -8,13 +8,13 @@
 mod answers;
 mod cards;
 mod changes;
-mod glance;
 mod guard;
 mod html;
 mod lists;
 mod live;
 mod map;
 mod matrix;
+mod overview;
 mod reasons;
 mod sheet;
 mod strip;

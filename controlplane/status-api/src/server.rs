@@ -30,8 +30,8 @@ mod proxied;
 mod recorder;
 mod request;
 mod servers;
+mod service_on_node;
 mod services;
-mod standing;
 mod status;
 #[cfg(test)]
 mod tests;
@@ -41,7 +41,7 @@ mod why;
 pub use desired::DesiredServer;
 pub use guarded::Guarded;
 pub(crate) use guarded::{admit, connection};
-pub(crate) use pages::Glance;
+pub(crate) use pages::Overview;
 pub use pages::{Census, census};
 pub use peer::PeerServer;
 pub use recorder::{Metrics, Print, RecorderServer};

@@ -7,70 +7,70 @@ use kplane_proto::convert::ConvertError;
 
 use super::held::{Backing, Word};
 use super::staged::{Staged, StagedObject};
-use super::{Desired, MAX_NAMELESS, Reject, Slot, Touched};
+use super::{Desired, MAX_NAMELESS, Reject, Slot, Dirty};
 
 impl Desired {
-    pub(super) fn commit(&mut self, snapshot: bool, staged: Staged, word: &Word) -> Touched {
-        let mut touched = Touched {
+    pub(super) fn commit(&mut self, snapshot: bool, staged: Staged, word: &Word) -> Dirty {
+        let mut dirty = Dirty {
             unknown_kinds: staged.unknown_kinds,
-            ..Touched::default()
+            ..Dirty::default()
         };
         if snapshot {
             self.nameless.clear();
             self.judge(&staged, word);
-            self.sort_out(&staged, &mut touched);
+            self.sort_out(&staged, &mut dirty);
         }
         let concerned = self.held.concerned(&staged);
         for (key, change) in staged.named {
             match change {
-                Some(object) => self.put(key, object, word.now_ms, &mut touched),
-                None => self.remove(&key, &mut touched),
+                Some(object) => self.put(key, object, word.now_ms, &mut dirty),
+                None => self.remove(&key, &mut dirty),
             }
         }
         for service in concerned {
-            self.settle(&service, &mut touched);
+            self.settle(&service, &mut dirty);
         }
         for error in staged.nameless_errors {
-            self.note_nameless(&error, word.now_ms, &mut touched);
+            self.note_nameless(&error, word.now_ms, &mut dirty);
         }
         if !snapshot {
-            self.weigh(word, &mut touched);
+            self.weigh(word, &mut dirty);
         }
         self.date_held(word.now_ms);
-        self.note_sizes(&mut touched);
-        touched
+        self.note_sizes(&mut dirty);
+        dirty
     }
 
     /// Keeps or removes the objects that a snapshot does not name.
-    fn sort_out(&mut self, staged: &Staged, touched: &mut Touched) {
+    fn sort_out(&mut self, staged: &Staged, dirty: &mut Dirty) {
         let unnamed = self.objects.keys();
         let unnamed = unnamed.filter(|key| !staged.named.contains_key(*key));
         for key in Vec::from_iter(unnamed.cloned()) {
             if self.held.keeps(&key) {
-                self.keep(&key, touched);
+                self.keep(&key, dirty);
             } else {
-                self.remove(&key, touched);
+                self.remove(&key, dirty);
             }
         }
     }
 
-    fn note_nameless(&mut self, error: &ConvertError, since_ms: u64, touched: &mut Touched) {
+    fn note_nameless(&mut self, error: &ConvertError, since_ms: u64, dirty: &mut Dirty) {
         let reason = error.to_string();
-        touched.rejects.push((None, reason.clone()));
+        dirty.rejects.push((None, reason.clone()));
         if self.nameless.len() == MAX_NAMELESS {
             self.nameless.remove(0);
         }
         self.nameless.push(Reject { reason, since_ms });
     }
 
-    fn put(&mut self, key: DesiredKey, new: StagedObject, now_ms: u64, touched: &mut Touched) {
+    fn put(&mut self, key: DesiredKey, new: StagedObject, now_ms: u64, dirty: &mut Dirty) {
         let before = self.objects.get(&key);
         if before.is_some_and(|slot| slot.hash == new.hash && self.is_as_said(slot)) {
             return;
         }
         let object = match new.object {
             Ok(object) => object,
-            Err(error) => return self.reject(key, new.hash, &error, now_ms, touched),
+            Err(error) => return self.reject(key, new.hash, &error, now_ms, dirty),
         };
         self.rejects.remove(&key);
         if let Some(slot) = before {
@@ -89,8 +89,8 @@ impl Desired {
                 self.objects.insert(key.clone(), slot);
             }
         }
-        if self.exchange_for(&key, &object, touched) {
-            self.evict(&object, touched);
+        if self.exchange_for(&key, &object, dirty) {
+            self.evict(&object, dirty);
         }
     }
 
@@ -111,10 +111,10 @@ impl Desired {
         hash: ObjectHash,
         error: &ConvertError,
         now_ms: u64,
-        touched: &mut Touched,
+        dirty: &mut Dirty,
     ) {
         let reason = error.to_string();
-        touched.rejects.push((Some(key.clone()), reason.clone()));
+        dirty.rejects.push((Some(key.clone()), reason.clone()));
         match self.objects.get_mut(&key) {
             Some(slot) => {
                 slot.hash = hash;
@@ -138,18 +138,18 @@ impl Desired {
 
     /// Removes ServicePorts that the control plane does not name from places that belong to another
     /// Service now, and parts of NetworkPolicies whose addresses belong to other parts now.
-    fn evict(&mut self, object: &DesiredObject, touched: &mut Touched) {
+    fn evict(&mut self, object: &DesiredObject, dirty: &mut Dirty) {
         for loser in self.held.losers(object) {
             tracing::info!(service = %loser, "stopped keeping a ServicePort, because another \
                 Service now owns its address or node port");
-            self.remove(&DesiredKey::Service(loser.clone()), touched);
-            self.remove(&DesiredKey::Local(loser.clone()), touched);
-            self.settle(&loser.service, touched);
+            self.remove(&DesiredKey::Service(loser.clone()), dirty);
+            self.remove(&DesiredKey::Local(loser.clone()), dirty);
+            self.settle(&loser.service, dirty);
         }
         for loser in self.outdated_by(object) {
             tracing::info!(part = %loser, "stopped keeping a part of NetworkPolicies, because another \
                 one now owns its addresses");
-            self.remove(&DesiredKey::Policy(loser), touched);
+            self.remove(&DesiredKey::Policy(loser), dirty);
         }
     }
 
@@ -158,7 +158,7 @@ impl Desired {
         &mut self,
         key: &DesiredKey,
         new: &Arc<DesiredObject>,
-        touched: &mut Touched,
+        dirty: &mut Dirty,
     ) -> bool {
         let Some(slot) = self.objects.get_mut(key) else {
             return false;
@@ -168,8 +168,8 @@ impl Desired {
         }
         let old = slot.object.replace(new.clone());
         self.count(new, u64::wrapping_add);
-        touched.add(key);
-        touched.count(new, old.as_deref());
+        dirty.add(key);
+        dirty.count(new, old.as_deref());
         if let Some(old) = old {
             self.count(&old, u64::wrapping_sub);
         }
@@ -182,15 +182,15 @@ impl Desired {
         &mut self,
         key: &DesiredKey,
         new: &Arc<DesiredObject>,
-        touched: &mut Touched,
+        dirty: &mut Dirty,
     ) {
         if let Some(slot) = self.objects.get_mut(key) {
             slot.backing = Backing::Named;
         }
-        self.exchange_for(key, new, touched);
+        self.exchange_for(key, new, dirty);
     }
 
-    pub(super) fn remove(&mut self, key: &DesiredKey, touched: &mut Touched) {
+    pub(super) fn remove(&mut self, key: &DesiredKey, dirty: &mut Dirty) {
         self.rejects.remove(key);
         let Some(slot) = self.objects.remove(key) else {
             return;
@@ -198,8 +198,8 @@ impl Desired {
         self.held.forget(key, &slot);
         if let Some(old) = slot.object {
             self.count(&old, u64::wrapping_sub);
-            touched.add(key);
-            touched.count(&old, None);
+            dirty.add(key);
+            dirty.count(&old, None);
         }
     }
 

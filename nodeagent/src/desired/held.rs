@@ -26,7 +26,7 @@ use kplane_model::{
 use self::losses::Losses;
 use self::frontends::{Frontend, frontends};
 use super::staged::Staged;
-use super::{CliffGuard, Confidence, Desired, Enforcement, Slot, Touched, first_key, now_ms};
+use super::{CliffGuard, Confidence, Desired, Enforcement, Slot, Dirty, first_key, now_ms};
 
 /// Most names of Services in [`Held::examples`].
 const EXAMPLES: usize = 8;
@@ -310,12 +310,12 @@ impl Desired {
     }
 
     /// Marks an object as kept although the control plane does not name it.
-    pub(super) fn keep(&mut self, key: &DesiredKey, touched: &mut Touched) {
+    pub(super) fn keep(&mut self, key: &DesiredKey, dirty: &mut Dirty) {
         let Some(slot) = self.objects.get_mut(key) else {
             return;
         };
         if slot.object.is_none() {
-            return self.remove(key, touched);
+            return self.remove(key, dirty);
         }
         slot.backing = Backing::Unnamed;
         self.rejects.remove(key);
@@ -327,7 +327,7 @@ impl Desired {
     }
 
     /// Decides again how a Service is kept after a part of it has changed.
-    pub(super) fn settle(&mut self, service: &ServiceName, touched: &mut Touched) {
+    pub(super) fn settle(&mut self, service: &ServiceName, dirty: &mut Dirty) {
         let (mut unnamed, mut named, mut bare, mut served) = (false, false, false, false);
         for key in self.keys_of(service) {
             let Some(slot) = self.objects.get(&key) else {
@@ -346,7 +346,7 @@ impl Desired {
             return;
         }
         if !bare || served {
-            return self.release(service, touched);
+            return self.release(service, dirty);
         }
         // The Service is named again, without endpoints. It keeps its endpoints, but not the ports
         // that are not named.
@@ -356,26 +356,26 @@ impl Desired {
             let slot = self.objects.get(&key);
             let unnamed = slot.is_some_and(|slot| slot.backing == Backing::Unnamed);
             if unnamed && matches!(key, DesiredKey::Service(_)) {
-                self.remove(&key, touched);
+                self.remove(&key, dirty);
             }
         }
     }
 
     /// Applies the confidence of an update that is no snapshot to the Services that are kept.
-    pub(super) fn weigh(&mut self, word: &Word, touched: &mut Touched) {
+    pub(super) fn weigh(&mut self, word: &Word, dirty: &mut Dirty) {
         if self.held.is_empty() && !self.held.node {
             return;
         }
         let until_whole = self.held.until_whole;
-        self.weigh_services(word, touched);
-        self.weigh_policies(word, until_whole, touched);
+        self.weigh_services(word, dirty);
+        self.weigh_policies(word, until_whole, dirty);
         if self.held.is_empty() && word.confidence != Confidence::Partial {
             self.held.node = false;
-            self.let_go(&DesiredKey::Node, touched);
+            self.let_go(&DesiredKey::Node, dirty);
         }
     }
 
-    fn weigh_policies(&mut self, word: &Word, until_whole: bool, touched: &mut Touched) {
+    fn weigh_policies(&mut self, word: &Word, until_whole: bool, dirty: &mut Dirty) {
         let Some(confidence) = word.enforcement.confidence(word.confidence) else {
             return;
         };
@@ -391,7 +391,7 @@ impl Desired {
         };
         if !self.is_policy_cliff(guard) {
             self.held.policies = 0;
-            self.release_policies(touched);
+            self.release_policies(dirty);
         }
         let present = self.present();
         self.held.cliff(&present);
@@ -407,7 +407,7 @@ impl Desired {
         }
     }
 
-    fn weigh_services(&mut self, word: &Word, touched: &mut Touched) {
+    fn weigh_services(&mut self, word: &Word, dirty: &mut Dirty) {
         let believed = match word.confidence {
             Confidence::Partial => {
                 if !self.held.is_empty() {
@@ -425,12 +425,12 @@ impl Desired {
         let lost = self.present();
         if !believed.is_cliff(self.held.gone.len(), lost.services) {
             for service in std::mem::take(&mut self.held.gone) {
-                self.release(&service, touched);
+                self.release(&service, dirty);
             }
         }
         if !believed.is_cliff(self.held.bare.len(), lost.serving) {
             for service in std::mem::take(&mut self.held.bare) {
-                self.release(&service, touched);
+                self.release(&service, dirty);
             }
         }
         self.held.cliff(&lost);
@@ -441,25 +441,25 @@ impl Desired {
     }
 
     /// Stops keeping a Service: its objects become those that the control plane sends.
-    fn release(&mut self, service: &ServiceName, touched: &mut Touched) {
+    fn release(&mut self, service: &ServiceName, dirty: &mut Dirty) {
         self.held.gone.remove(service);
         self.held.bare.remove(service);
         for key in self.keys_of(service) {
-            self.let_go(&key, touched);
+            self.let_go(&key, dirty);
         }
     }
 
     /// Replaces an object by the one that the control plane sends.
-    fn let_go(&mut self, key: &DesiredKey, touched: &mut Touched) {
+    fn let_go(&mut self, key: &DesiredKey, dirty: &mut Dirty) {
         let Some(slot) = self.objects.get(key) else {
             return;
         };
         match slot.backing {
             Backing::Named => {}
-            Backing::Unnamed => self.remove(key, touched),
+            Backing::Unnamed => self.remove(key, dirty),
             Backing::Bare => {
                 if let Some(said) = self.held.said.remove(key) {
-                    self.exchange(key, &said, touched);
+                    self.exchange(key, &said, dirty);
                 }
             }
         }

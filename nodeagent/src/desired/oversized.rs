@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use kplane_model::{Allowance, ServiceKey, ServiceName, ServiceSize};
 
-use super::{Desired, Touched, View};
+use super::{Desired, Dirty, View};
 
 /// The allowances of oversized Services.
 #[derive(Debug, Default)]
@@ -21,9 +21,9 @@ impl Desired {
     }
 
     /// Updates the sizes of the Services in an update. Work: their ports.
-    pub(super) fn note_sizes(&mut self, touched: &mut Touched) {
+    pub(super) fn note_sizes(&mut self, dirty: &mut Dirty) {
         let mut names: Vec<ServiceName> = Vec::new();
-        for key in &touched.services {
+        for key in &dirty.services {
             if names.last() != Some(&key.service) {
                 names.push(key.service.clone());
             }
@@ -39,7 +39,7 @@ impl Desired {
                 let ports = self.ports_of(&service);
                 let keys: BTreeSet<ServiceKey> =
                     ports.map(|(program, _)| program.port.key.clone()).collect();
-                touched.services.extend(keys);
+                dirty.services.extend(keys);
             }
         }
     }

@@ -9,7 +9,7 @@ use kplane_model::{
 
 use super::held::Backing;
 use super::staged::Staged;
-use super::{CliffGuard, Confidence, Desired, Slot, Touched};
+use super::{CliffGuard, Confidence, Desired, Slot, Dirty};
 
 /// How many of the existing objects a snapshot lacks, and how many there are.
 #[derive(Clone, Copy, Debug, Default)]
@@ -141,14 +141,14 @@ impl Desired {
     }
 
     /// Stops keeping parts of NetworkPolicies that the control plane does not send.
-    pub(super) fn release_policies(&mut self, touched: &mut Touched) {
+    pub(super) fn release_policies(&mut self, dirty: &mut Dirty) {
         let kept = self.policy_slots();
         let kept = kept.filter(|(_, slot)| slot.backing == Backing::Unnamed);
         let kept: Vec<_> = kept
             .map(|(key, _)| DesiredKey::Policy(key.clone()))
             .collect();
         for key in kept {
-            self.remove(&key, touched);
+            self.remove(&key, dirty);
         }
     }
 

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use kplane_model::{Cidr, DesiredKey, DesiredObject, Digest, ObjectHash};
 
 use super::held::Backing;
-use super::{Desired, Freshness, Position, Slot, Standing, Touched};
+use super::{Desired, Freshness, Position, Slot, Standing, Dirty};
 
 /// Everything that an agent serves at one moment, for the cache file.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -183,9 +183,9 @@ impl Desired {
             DesiredKey::Service(key) => Some(key.clone()),
             DesiredKey::Local(_) | DesiredKey::Node | DesiredKey::Policy(_) => None,
         });
-        let mut all = Touched {
+        let mut all = Dirty {
             services: services.collect(),
-            ..Touched::default()
+            ..Dirty::default()
         };
         self.note_sizes(&mut all);
     }

@@ -12,8 +12,8 @@ fn v4(name: &str) -> DesiredKey {
     DesiredKey::Service(key_of(name, Family::V4))
 }
 
-fn names(touched: &Touched) -> Vec<&str> {
-    touched
+fn names(dirty: &Dirty) -> Vec<&str> {
+    dirty
         .services
         .iter()
         .map(|key| &*key.service.name)
@@ -43,10 +43,10 @@ fn a_first_snapshot_touches_everything_in_it() {
     ]);
     let mut desired = Desired::default();
     assert_eq!((desired.position(), desired.resume()), (None, None));
-    let touched = desired.apply(plane.snapshot_update()).unwrap();
+    let dirty = desired.apply(plane.snapshot_update()).unwrap();
     let both = [key_of("web", Family::V4), key_of("web", Family::V6)];
-    assert_eq!(touched.services, BTreeSet::from(both));
-    assert!(touched.node_changed);
+    assert_eq!(dirty.services, BTreeSet::from(both));
+    assert!(dirty.node_changed);
     let position = Position {
         epoch: EPOCH,
         revision: 4,
@@ -69,8 +69,8 @@ fn a_delta_touches_what_it_names() {
     plane.put(&svc("b", &["10.0.0.9:80"]));
     plane.delete(&v4("c"));
     plane.put(&local("a", &["10.0.0.1:80"]));
-    let touched = desired.apply(plane.delta_update()).unwrap();
-    assert_eq!(names(&touched), ["a", "b", "c"]);
+    let dirty = desired.apply(plane.delta_update()).unwrap();
+    assert_eq!(names(&dirty), ["a", "b", "c"]);
     assert!(desired.service(&key_of("c", Family::V4)).is_none());
     assert_eq!(endpoints(&desired, "b"), ["10.0.0.9:80"]);
     assert_eq!(desired.counts(Family::V4).services, 2);
@@ -81,12 +81,12 @@ fn a_snapshot_removes_what_it_does_not_name_and_leaves_equals_alone() {
     let (mut plane, mut desired) = synced([svc("a", &[]), svc("b", &[]), svc("c", &[]), node("z")]);
     plane.delete(&v4("a"));
     plane.put(&svc("b", &["10.0.0.9:80"]));
-    let touched = desired.apply(plane.snapshot_update()).unwrap();
-    assert_eq!(names(&touched), ["a", "b"]);
-    assert!(!touched.node_changed);
+    let dirty = desired.apply(plane.snapshot_update()).unwrap();
+    assert_eq!(names(&dirty), ["a", "b"]);
+    assert!(!dirty.node_changed);
     plane.delete(&DesiredKey::Node);
-    let touched = desired.apply(plane.snapshot_update()).unwrap();
-    assert!(touched.node_changed && touched.services.is_empty());
+    let dirty = desired.apply(plane.snapshot_update()).unwrap();
+    assert!(dirty.node_changed && dirty.services.is_empty());
     assert_eq!(desired.node(), None);
 }
 
@@ -95,14 +95,14 @@ fn one_bad_object_stops_nobody_and_keeps_its_place() {
     let (mut plane, mut desired) = synced([svc("a", &["10.0.0.1:80"]), svc("b", &[])]);
     plane.put_raw(v4("a"), hostile("a"));
     plane.put(&svc("b", &["10.0.0.2:80"]));
-    let touched = desired.apply(plane.delta_update()).unwrap();
-    assert_eq!(names(&touched), ["b"]);
-    assert_eq!(touched.rejects.len(), 1);
-    assert_eq!(touched.rejects[0].0, Some(v4("a")));
+    let dirty = desired.apply(plane.delta_update()).unwrap();
+    assert_eq!(names(&dirty), ["b"]);
+    assert_eq!(dirty.rejects.len(), 1);
+    assert_eq!(dirty.rejects[0].0, Some(v4("a")));
     assert!(
-        touched.rejects[0].1.contains("loopback"),
+        dirty.rejects[0].1.contains("loopback"),
         "{}",
-        touched.rejects[0].1
+        dirty.rejects[0].1
     );
     assert_eq!(
         endpoints(&desired, "a"),
@@ -113,10 +113,10 @@ fn one_bad_object_stops_nobody_and_keeps_its_place() {
     // The digest includes the invalid object, so deltas and a resume continue.
     assert_eq!(desired.resume().unwrap().digest, plane.digest());
     let since = desired.rejects().next().unwrap().1.since_ms;
-    let touched = desired.apply(plane.snapshot_update()).unwrap();
+    let dirty = desired.apply(plane.snapshot_update()).unwrap();
     assert_eq!(
-        touched,
-        Touched::default(),
+        dirty,
+        Dirty::default(),
         "nothing is new in the same snapshot"
     );
     let (key, reject) = desired.rejects().next().unwrap();
@@ -124,15 +124,15 @@ fn one_bad_object_stops_nobody_and_keeps_its_place() {
 
     // A repaired or deleted object is no longer reported.
     plane.put(&svc("a", &["10.0.0.3:80"]));
-    let touched = desired.apply(plane.delta_update()).unwrap();
-    assert_eq!(names(&touched), ["a"]);
+    let dirty = desired.apply(plane.delta_update()).unwrap();
+    assert_eq!(names(&dirty), ["a"]);
     assert_eq!(desired.rejects().count(), 0);
     plane.put_raw(v4("new"), hostile("new"));
     desired.apply(plane.delta_update()).unwrap();
     assert!(desired.service(&key_of("new", Family::V4)).is_none());
     plane.delete(&v4("new"));
-    let touched = desired.apply(plane.delta_update()).unwrap();
-    assert!(touched.services.is_empty(), "it never was in the kernel");
+    let dirty = desired.apply(plane.delta_update()).unwrap();
+    assert!(dirty.services.is_empty(), "it never was in the kernel");
     assert_eq!(desired.rejects().count(), 0);
 }
 
@@ -143,9 +143,9 @@ fn an_object_without_a_name_suspends_the_resume_until_a_snapshot() {
     let (mut plane, mut desired) = synced([svc("a", &[])]);
     plane.put_raw(v4("x"), Bytes::from_static(b"\x0a\xff"));
     plane.put(&svc("b", &[]));
-    let touched = desired.apply(plane.delta_update()).unwrap();
-    assert_eq!(names(&touched), ["b"]);
-    assert_eq!(touched.rejects[0].0, None);
+    let dirty = desired.apply(plane.delta_update()).unwrap();
+    assert_eq!(names(&dirty), ["b"]);
+    assert_eq!(dirty.rejects[0].0, None);
     assert_eq!(desired.resume(), None);
 
     // Later updates are checked again, which does not make up for the unchecked one.
@@ -166,8 +166,8 @@ fn kinds_of_the_future_are_counted_and_skipped() {
     let (mut plane, mut desired) = synced([svc("a", &[])]);
     // Field 15, length 1: a kind that does not exist.
     plane.put_raw(v4("x"), Bytes::from_static(b"\x7a\x01\x00"));
-    let touched = desired.apply(plane.snapshot_update()).unwrap();
-    assert_eq!((touched.unknown_kinds, touched.services.len()), (1, 0));
+    let dirty = desired.apply(plane.snapshot_update()).unwrap();
+    assert_eq!((dirty.unknown_kinds, dirty.services.len()), (1, 0));
     assert_eq!(desired.resume().unwrap().digest, plane.digest());
     let mut delta = plane.delta_update();
     delta.changes = vec![Change::Gone(Default::default())];
@@ -257,7 +257,7 @@ fn an_equal_digest_moves_to_another_epoch_without_a_snapshot() {
     (plane.epoch, plane.revision) = (99, 1);
     assert_eq!(
         desired.apply(plane.delta_update()).unwrap(),
-        Touched::default()
+        Dirty::default()
     );
     assert_eq!(
         desired.position(),
@@ -370,8 +370,8 @@ fn a_restored_state_is_continued_by_differences() {
         }
         assert_eq!(desired.is_stale(), alone);
         plane.put(&svc("b", &[]));
-        let touched = desired.apply(plane.delta_update()).unwrap();
-        assert_eq!(names(&touched), ["b"]);
+        let dirty = desired.apply(plane.delta_update()).unwrap();
+        assert_eq!(names(&dirty), ["b"]);
         assert_eq!(desired.resume().unwrap().digest, plane.digest());
         assert_eq!(endpoints(&desired, "a"), ["10.0.0.1:80"]);
         assert!(!desired.is_stale() && !desired.remembers_services());
@@ -525,12 +525,12 @@ proptest! {
                 },
                 _ => continue,
             };
-            let touched = desired.apply(update).unwrap();
+            let dirty = desired.apply(update).unwrap();
             prop_assert_eq!(desired.resume().unwrap().digest, plane.digest());
             let after = planned(&desired);
             for key in before.keys().chain(after.keys()) {
                 if before.get(key) != after.get(key) {
-                    prop_assert!(touched.services.contains(key), "{} is missing", key);
+                    prop_assert!(dirty.services.contains(key), "{} is missing", key);
                 }
             }
             let fresh = Desired::default().counts_after(plane.snapshot_update());
@@ -539,7 +539,7 @@ proptest! {
             prop_assert!(desired.counts(Family::V4).services >= fresh.services);
             prop_assert_eq!(desired.counts(Family::V4).services, after.len() as u64);
             let again = desired.apply(plane.snapshot_update()).unwrap();
-            prop_assert_eq!(again, Touched::default());
+            prop_assert_eq!(again, Dirty::default());
         }
     }
 }

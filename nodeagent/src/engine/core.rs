@@ -16,7 +16,7 @@ use super::pipeline::{ApplyOutcome, Context, Pipeline};
 use super::policies::Policies;
 use super::warnings::Warnings;
 use crate::desired::{
-    Changes, Confidence, Counts, Desired, Position, Refusal, Touched, Update, now_ms,
+    Changes, Confidence, Counts, Desired, Position, Refusal, Dirty, Update, now_ms,
 };
 use crate::report::{Failure, NodeState, Report, Sync, micros, time};
 use kplane_dataplane::backend::{
@@ -29,7 +29,7 @@ use kplane_dataplane::policy::Enforcer;
 /// Work for the kernel, and its origin.
 #[derive(Debug)]
 pub(super) struct Work {
-    touched: Touched,
+    dirty: Dirty,
     origin: Origin,
     /// The time spent on decoding and comparing with the previous desired state.
     decode: Duration,
@@ -38,9 +38,9 @@ pub(super) struct Work {
 impl Work {
     /// Returns this work and a later one as one work.
     pub(super) fn and(mut self, later: Self) -> Self {
-        self.touched.services.extend(later.touched.services);
-        self.touched.policies.extend(later.touched.policies);
-        self.touched.node_changed |= later.touched.node_changed;
+        self.dirty.services.extend(later.dirty.services);
+        self.dirty.policies.extend(later.dirty.policies);
+        self.dirty.node_changed |= later.dirty.node_changed;
         self.decode += later.decode;
         self
     }
@@ -156,7 +156,7 @@ impl Core {
         let families = &mut self.families;
         let serves = || families.iter_mut().any(Pipeline::has_services);
         self.desired.forget_if_foreign(&update.cluster, serves);
-        let touched = self.desired.apply(update)?;
+        let dirty = self.desired.apply(update)?;
         let now = Now::real();
         self.offline_start.answered();
         self.checkpoint.confirmation().set(confirmed_ms);
@@ -169,7 +169,7 @@ impl Core {
             .taken(first, &self.desired, &mut self.families, now);
         let released = self.desired.held_services() < held;
         let changed =
-            touched.node_changed || !touched.services.is_empty() || !touched.policies.is_empty();
+            dirty.node_changed || !dirty.services.is_empty() || !dirty.policies.is_empty();
         if changed && let Some(position) = self.desired.position() {
             // What an agent keeps may go without a new revision.
             let families = self.families.iter_mut();
@@ -183,22 +183,22 @@ impl Core {
         for trigger in triggers {
             self.families[trigger.family as usize].triggered(epoch, trigger);
         }
-        if touched.node_changed {
+        if dirty.node_changed {
             Warnings::detector(&self.settings, self.desired.node());
         }
         self.settings.last_known = self.desired.last_known();
         self.warnings.about(&self.settings, &self.desired);
         self.behind.get_or_insert(origin);
-        self.unknown_kinds += touched.unknown_kinds;
+        self.unknown_kinds += dirty.unknown_kinds;
         self.snapshots += u64::from(snapshot);
         for (pipeline, family) in self.families.iter_mut().zip(Family::ALL) {
             pipeline.queue(origin.arrived);
-            let changes = touched.changes[family as usize];
-            if touched.node_changed || changes != Changes::default() {
+            let changes = dirty.changes[family as usize];
+            if dirty.node_changed || changes != Changes::default() {
                 self.followers.counters(family).queued(changes, now.ms);
             }
         }
-        for (key, reason) in &touched.rejects {
+        for (key, reason) in &dirty.rejects {
             tracing::warn!(
                 object = key.as_ref().map_or_else(String::new, named),
                 reason,
@@ -206,7 +206,7 @@ impl Core {
             );
         }
         Ok(Work {
-            touched,
+            dirty,
             origin,
             decode: started.elapsed(),
         })
@@ -227,7 +227,7 @@ impl Core {
         // A Pod's policies are there before a Service leads to it.
         let mut failed = self
             .policies
-            .sync(&work.touched, position, &self.desired, now);
+            .sync(&work.dirty, position, &self.desired, now);
         for pipeline in &mut self.families {
             let mut context = Context {
                 desired: &self.desired,
@@ -235,7 +235,7 @@ impl Core {
                 conntrack: self.conntrack.as_ref(),
                 followers: &mut self.followers,
             };
-            match pipeline.sync(&work.touched, position, &mut context, now) {
+            match pipeline.sync(&work.dirty, position, &mut context, now) {
                 ApplyOutcome::Applied(applied) => add(&mut sum, &applied),
                 ApplyOutcome::Failed => failed = true,
                 ApplyOutcome::Nothing | ApplyOutcome::Waiting => {}
@@ -264,9 +264,9 @@ impl Core {
     fn plan_anew(&mut self, now: Now) {
         Warnings::detector(&self.settings, self.desired.node());
         let work = Work {
-            touched: Touched {
+            dirty: Dirty {
                 node_changed: true,
-                ..Touched::default()
+                ..Dirty::default()
             },
             origin: Origin {
                 arrived: now.instant,
@@ -318,7 +318,7 @@ impl Core {
         let counts = self.counts();
         tracing::info!(
             revision = sync.revision,
-            touched = work.touched.services.len(),
+            dirty = work.dirty.services.len(),
             services = counts.services,
             endpoints = counts.endpoints,
             operations = sync.operations,
@@ -334,7 +334,7 @@ impl Core {
         let mut errors = self.families.iter().filter_map(Pipeline::error);
         let error = errors.next().unwrap_or_default();
         self.followers
-            .record(sync.clone(), &work.touched, complete, error);
+            .record(sync.clone(), &work.dirty, complete, error);
         self.last_sync = Some(sync);
     }
 
@@ -388,7 +388,7 @@ impl Core {
                 changed_at_ms: 0,
             });
             let work = Work {
-                touched: Touched::default(),
+                dirty: Dirty::default(),
                 origin,
                 decode: Duration::ZERO,
             };

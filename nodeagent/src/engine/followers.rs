@@ -14,7 +14,7 @@ use super::triggers::{PendingTriggers, Results};
 use crate::avoided::Seen;
 use crate::canary;
 use crate::prestop;
-use crate::desired::{Desired, Touched, View};
+use crate::desired::{Desired, Dirty, View};
 use crate::host_checks::{self, Finding, HostFacts, node_ports, pod_ranges};
 use crate::metrics::{Counters, FamilyCounters, NAMED, Transaction};
 use crate::report::{Avoided, Failure, Subject, Sync, TriggerProgrammed};
@@ -165,11 +165,11 @@ impl Followers {
     }
 
     /// Records a transaction, once the kernel has acknowledged it.
-    pub(super) fn record(&self, sync: Sync, touched: &Touched, complete: bool, error: String) {
-        let services = touched.services.iter().take(NAMED);
+    pub(super) fn record(&self, sync: Sync, dirty: &Dirty, complete: bool, error: String) {
+        let services = dirty.services.iter().take(NAMED);
         self.counters.transactions.add(Transaction {
             sync,
-            touched: touched.services.len(),
+            dirty: dirty.services.len(),
             services: services.map(|key| key.service.to_string()).collect(),
             complete,
             error,
@@ -194,13 +194,13 @@ impl Followers {
     }
 
     /// Records that the kernel holds the desired state of a family, except for `failures`.
-    /// `touched` is what has changed; `None` = anything. Work follows what has changed.
+    /// `dirty` is what has changed; `None` = anything. Work follows what has changed.
     pub(super) fn programmed(
         &mut self,
         family: Family,
         node: &NodePlan,
         desired: &Desired,
-        touched: Option<&Touched>,
+        dirty: Option<&Dirty>,
         failures: &BTreeMap<ServiceKey, Failure>,
     ) {
         let is_refused = |service: &ServiceName| {
@@ -208,24 +208,24 @@ impl Followers {
             refused.any(|(key, _)| key.service == *service)
         };
         if let Some(canary) = &self.canary {
-            canary.programmed(family, desired, touched, is_refused);
+            canary.programmed(family, desired, dirty, is_refused);
         }
         if let Some(prestop) = &mut self.prestop {
-            prestop.programmed(family, desired, touched);
+            prestop.programmed(family, desired, dirty);
         }
         self.health
-            .programmed(family, node, desired, touched, is_refused);
-        self.count_no_local(family, desired, touched);
+            .programmed(family, node, desired, dirty, is_refused);
+        self.count_no_local(family, desired, dirty);
         if let Some(connections) = &self.connections {
-            learn(connections, family, desired, touched);
+            learn(connections, family, desired, dirty);
         }
     }
 
-    fn count_no_local(&mut self, family: Family, desired: &Desired, touched: Option<&Touched>) {
+    fn count_no_local(&mut self, family: Family, desired: &Desired, dirty: Option<&Dirty>) {
         let found = &mut self.no_local[family as usize];
-        match touched {
-            Some(touched) => {
-                let ours = touched.services.iter().filter(|key| key.family == family);
+        match dirty {
+            Some(dirty) => {
+                let ours = dirty.services.iter().filter(|key| key.family == family);
                 ours.for_each(|key| found.look(key, desired.service(key)));
             }
             None => {
@@ -280,15 +280,15 @@ fn learn(
     connections: &ServiceConnections,
     family: Family,
     desired: &Desired,
-    touched: Option<&Touched>,
+    dirty: Option<&Dirty>,
 ) {
     let look = |key: &ServiceKey| {
         let port = desired.service(key).map(|view| &view.0.port);
         connections.learn(key, port);
     };
-    match touched {
-        Some(touched) => {
-            let ours = touched.services.iter().filter(|key| key.family == family);
+    match dirty {
+        Some(dirty) => {
+            let ours = dirty.services.iter().filter(|key| key.family == family);
             ours.for_each(look);
         }
         None => {

@@ -19,7 +19,7 @@ use super::now::Now;
 use super::planner::{Planned, Planner};
 use super::progress::{Excused, FamilyProgress};
 use super::triggers::PendingTriggers;
-use crate::desired::{Desired, Position, Touched, Trigger};
+use crate::desired::{Desired, Position, Dirty, Trigger};
 use crate::report::{Failure, FamilyReport, LastingError, Repairs, Subject};
 use kplane_dataplane::backend::{
     self, Applied, ApplyError, Change, Inspection, RuleCounts, ServerCounts, Side,
@@ -180,7 +180,7 @@ impl Pipeline {
     /// Brings the kernel from its current state to `position`.
     pub(super) fn sync(
         &mut self,
-        touched: &Touched,
+        dirty: &Dirty,
         position: Position,
         context: &mut Context<'_>,
         now: Now,
@@ -191,11 +191,11 @@ impl Pipeline {
         }
         let started = Instant::now();
         let complete = self.behind;
-        let everything = complete || touched.node_changed;
+        let everything = complete || dirty.node_changed;
         let Planned {
             services,
             mut withheld,
-        } = self.plan(touched, everything, context);
+        } = self.plan(dirty, everything, context);
         if services.is_empty() && !everything {
             // A comparison at the last position holds for this one as well.
             if self.verified.is_some() && self.verified == self.applied {
@@ -225,10 +225,10 @@ impl Pipeline {
                     self.repairs.add(what, now.ms);
                 }
                 withheld.append(&mut applied.failures);
-                self.settle(touched, everything, withheld, now);
+                self.settle(dirty, everything, withheld, now);
                 self.schedule_verification(complete, now);
                 self.hold(position, context, now);
-                self.follow(touched, everything, context);
+                self.follow(dirty, everything, context);
                 let counters = context.followers.counters(self.family);
                 counters.attempted(started.elapsed(), everything, Some(&applied));
                 ApplyOutcome::Applied(applied)
@@ -244,22 +244,22 @@ impl Pipeline {
     }
 
     /// Informs the followers that the kernel holds something new.
-    fn follow(&mut self, touched: &Touched, everything: bool, context: &mut Context<'_>) {
-        let touched = (!everything).then_some(touched);
+    fn follow(&mut self, dirty: &Dirty, everything: bool, context: &mut Context<'_>) {
+        let dirty = (!everything).then_some(dirty);
         let followers = &mut *context.followers;
         followers.programmed(
             self.family,
             &self.node,
             context.desired,
-            touched,
+            dirty,
             &self.failures,
         );
     }
 
     /// Plans what was touched, or everything after a change of the node's facts or settings.
-    fn plan(&mut self, touched: &Touched, everything: bool, context: &Context<'_>) -> Planned {
+    fn plan(&mut self, dirty: &Dirty, everything: bool, context: &Context<'_>) -> Planned {
         let mut planner = Planner::new(context.desired, &context.settings.reserved);
-        let ours = touched
+        let ours = dirty
             .services
             .iter()
             .filter(|key| key.family == self.family);
@@ -303,7 +303,7 @@ impl Pipeline {
     /// Records the failures within a change that was applied.
     fn settle(
         &mut self,
-        touched: &Touched,
+        dirty: &Dirty,
         everything: bool,
         failures: Vec<backend::Failure>,
         now: Now,
@@ -314,7 +314,7 @@ impl Pipeline {
         let before = if everything {
             std::mem::take(&mut self.failures)
         } else {
-            let keys = touched.services.iter();
+            let keys = dirty.services.iter();
             keys.filter_map(|key| self.failures.remove_entry(key))
                 .collect()
         };

@@ -10,7 +10,7 @@ use kplane_model::{DesiredKey, Family, PolicyKey, PolicyObject};
 use super::now::Now;
 use super::pipeline::RETRY;
 use super::progress::FamilyProgress;
-use crate::desired::{Desired, Position, Touched};
+use crate::desired::{Desired, Position, Dirty};
 use crate::report::{Failure, LastingError, Subject};
 use kplane_dataplane::backend::Verification;
 use kplane_dataplane::backoff::Backoff;
@@ -123,7 +123,7 @@ impl Policies {
     /// Brings the kernel from its current state to `position`; returns whether a family failed.
     pub(super) fn sync(
         &mut self,
-        touched: &Touched,
+        dirty: &Dirty,
         position: Position,
         desired: &Desired,
         now: Now,
@@ -131,7 +131,7 @@ impl Policies {
         let enforcer = &mut self.enforcer;
         let families = self.families.iter_mut();
         let outcomes =
-            families.map(|family| family.sync(enforcer, touched, position, desired, now));
+            families.map(|family| family.sync(enforcer, dirty, position, desired, now));
         // Each family has its turn.
         outcomes.fold(false, |any, failed| any | failed)
     }
@@ -255,9 +255,9 @@ impl Policies {
 }
 
 impl Deferred {
-    fn add(&mut self, touched: &Touched) {
-        self.policies.extend(touched.policies.iter().cloned());
-        self.node_changed |= touched.node_changed;
+    fn add(&mut self, dirty: &Dirty) {
+        self.policies.extend(dirty.policies.iter().cloned());
+        self.node_changed |= dirty.node_changed;
     }
 }
 
@@ -269,13 +269,13 @@ impl FamilyProgress {
     fn sync(
         &mut self,
         enforcer: &mut Enforcer,
-        touched: &Touched,
+        dirty: &Dirty,
         position: Position,
         desired: &Desired,
         now: Now,
     ) -> bool {
         if self.begun.is_some() {
-            self.deferred.get_or_insert_default().add(touched);
+            self.deferred.get_or_insert_default().add(dirty);
             return false;
         }
         if self.retry_at.is_some_and(|at| now.instant < at) {
@@ -286,11 +286,11 @@ impl FamilyProgress {
         }
         let mut deferred = self.deferred.take();
         if let Some(deferred) = &mut deferred {
-            deferred.add(touched);
+            deferred.add(dirty);
         }
         let (keys, node_changed) = match &deferred {
             Some(deferred) => (&deferred.policies, deferred.node_changed),
-            None => (&touched.policies, touched.node_changed),
+            None => (&dirty.policies, dirty.node_changed),
         };
         let complete = self.behind;
         let closed = desired.lacks_policies();

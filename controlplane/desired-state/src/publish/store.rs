@@ -43,12 +43,12 @@ pub struct Staged {
     /// The newest revision.
     pub revision: u64,
     /// The ServicePorts that changed.
-    pub touched: Vec<Touched>,
+    pub touched: Vec<ServiceChange>,
 }
 
 /// A ServicePort that changed.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Touched {
+pub struct ServiceChange {
     /// Its Service.
     pub service: ServiceName,
     /// Revision of the change.
@@ -429,10 +429,10 @@ impl Store {
 
 impl State {
     /// Returns how a ServicePort changed since a revision, after which it did.
-    fn touched(&self, key: &ServiceKey, before: u64) -> Touched {
+    fn touched(&self, key: &ServiceKey, before: u64) -> ServiceChange {
         let shared = self.log.revision_of(&DesiredKey::Service(key.clone()));
         let shared = shared.unwrap_or_default();
-        Touched {
+        ServiceChange {
             service: key.service.clone(),
             revision: self.revision,
             shared: shared > before,

@@ -7,7 +7,7 @@ use std::time::SystemTime;
 use kplane_model::ServiceName;
 
 use crate::index::{Cause, Causes};
-use crate::publish::Touched;
+use crate::publish::ServiceChange;
 use kplane_util::clock::millis;
 
 /// Maximum number of changes, and of their bytes.
@@ -91,7 +91,7 @@ impl Changes {
     /// Adds one publication.
     pub(super) fn add(
         &mut self,
-        touched: &[Touched],
+        touched: &[ServiceChange],
         causes: &Causes,
         observed_at: SystemTime,
         published_at: SystemTime,

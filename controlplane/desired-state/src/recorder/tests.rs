@@ -27,8 +27,8 @@ fn causes(endpoints: usize) -> Causes {
     outcome.causes
 }
 
-fn touched(service: &ServiceName, revision: u64) -> Touched {
-    Touched {
+fn touched(service: &ServiceName, revision: u64) -> ServiceChange {
+    ServiceChange {
         service: service.clone(),
         revision,
         shared: true,

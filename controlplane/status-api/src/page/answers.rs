@@ -21,8 +21,8 @@ use tonic::{Code, Request, Status};
 use super::html::{Origin, Section};
 use super::sheet::{Filter, Sheet};
 use super::trend::Trend;
-use super::{cards, changes, glance, lists, map, matrix, reasons, strip, terminal};
-use crate::server::{Glance, RecorderServer, StatusServer};
+use super::{cards, changes, lists, map, matrix, overview, reasons, strip, terminal};
+use crate::server::{Overview, RecorderServer, StatusServer};
 
 /// Objects on a sheet with a list.
 const ROWS: u32 = 200;
@@ -101,10 +101,10 @@ impl AnswerSources {
             Some(peers) => peers.nodes().await,
             None => Arc::<Collected>::default(),
         };
-        let glance = Glance::of(&self.hub, &others);
-        let mut sections = glance::sections(&glance);
-        sections.insert(1, strip::section(&glance));
-        sections.insert(2, cards::section(&glance.findings));
+        let overview = Overview::of(&self.hub, &others);
+        let mut sections = overview::sections(&overview);
+        sections.insert(1, strip::section(&overview));
+        sections.insert(2, cards::section(&overview.findings));
         sections.push(Section::new("trend", "Convergence", self.trend.html()));
         sections
     }

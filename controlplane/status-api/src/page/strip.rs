@@ -9,7 +9,7 @@ use kplane_view::text::plural;
 use super::html::{Html, Section, class};
 use super::terminal;
 use crate::findings::Remarks;
-use crate::server::Glance;
+use crate::server::Overview;
 
 /// Most squares on the sheet: those of 5,000 nodes fit on a screen.
 const SQUARES: usize = 5_000;
@@ -79,9 +79,9 @@ impl fmt::Display for Zone<'_> {
 }
 
 /// Returns the section with all zones, those with the worst trouble first.
-pub(super) fn section(glance: &Glance) -> Section {
+pub(super) fn section(overview: &Overview) -> Section {
     let mut html = Html::default();
-    let zones = zones(glance);
+    let zones = zones(overview);
     if !zones.is_empty() {
         html.element("h2", "", "Nodes by zone");
     }
@@ -94,8 +94,8 @@ pub(super) fn section(glance: &Glance) -> Section {
     Section::new("zones", "Nodes by zone", html)
 }
 
-fn zones(glance: &Glance) -> Vec<Zone<'_>> {
-    let zones = glance.zones.iter().map(|(name, nodes)| {
+fn zones(overview: &Overview) -> Vec<Zone<'_>> {
+    let zones = overview.zones.iter().map(|(name, nodes)| {
         let squares = nodes.iter().map(|(node, state, remarks)| Square {
             node,
             state: NodeStateView::from(*state),
@@ -151,24 +151,24 @@ mod tests {
 
     use super::*;
 
-    fn glance(zones: &[(&str, &[(&str, pb::NodeState)])]) -> Glance {
-        let mut glance = Glance::default();
+    fn overview(zones: &[(&str, &[(&str, pb::NodeState)])]) -> Overview {
+        let mut overview = Overview::default();
         for (zone, nodes) in zones {
             let nodes = nodes.iter();
             let nodes = nodes.map(|(name, state)| ((*name).into(), *state, Remarks::default()));
-            glance.zones.insert((*zone).to_owned(), nodes.collect());
+            overview.zones.insert((*zone).to_owned(), nodes.collect());
         }
-        glance
+        overview
     }
 
     #[test]
     fn the_worst_zone_and_the_worst_node_come_first() {
         use pb::NodeState::{Failing, InSync, Syncing};
-        let glance = glance(&[
+        let overview = overview(&[
             ("a", &[("a-1", InSync), ("a-2", Syncing)]),
             ("b", &[("b-1", InSync), ("b-2<", Failing)]),
         ]);
-        let section = section(&glance);
+        let section = section(&overview);
         let html = section.html.as_str();
         let places = [
             "<strong>b",
@@ -186,13 +186,13 @@ mod tests {
 
     #[test]
     fn without_nodes_there_is_nothing_and_too_many_are_counted() {
-        assert_eq!(section(&Glance::default()).html, Html::default());
+        assert_eq!(section(&Overview::default()).html, Html::default());
         let names: Vec<String> = (0..SQUARES + 3).map(|n| format!("n{n}")).collect();
         let nodes: Vec<_> = names
             .iter()
             .map(|name| (name.as_str(), pb::NodeState::InSync))
             .collect();
-        let section = section(&glance(&[("", &nodes)]));
+        let section = section(&overview(&[("", &nodes)]));
         let html = section.html.as_str();
         assert_eq!(html.matches("<a").count(), SQUARES);
         assert!(html.contains("3 more nodes not drawn") && html.contains("No zone"));

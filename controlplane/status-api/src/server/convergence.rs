@@ -20,7 +20,7 @@ use super::millis;
 use super::others::Others;
 use super::pages::{Node, Picture};
 use super::request::{WATCH_PAUSE, WATCH_REFRESH};
-use super::standing::{Standing, Standings};
+use super::service_on_node::{ServiceOnNode, Standings};
 
 /// Maximum number of laggards in an answer.
 const LISTED: usize = 20;
@@ -40,14 +40,14 @@ struct Tally {
 
 impl Tally {
     /// Counts one node that must hold the Service.
-    fn add(&mut self, node: &NodeName, standing: Standing) {
-        let Standing {
+    fn add(&mut self, node: &NodeName, service_on_node: ServiceOnNode) {
+        let ServiceOnNode {
             lag,
             applied,
             verified,
             wanted,
             ..
-        } = standing;
+        } = service_on_node;
         self.nodes += 1;
         self.programmed += u64::from(lag.is_none());
         let is_verified = lag.is_none() && verified >= wanted;

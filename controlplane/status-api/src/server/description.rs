@@ -16,7 +16,7 @@ use super::convergence::convergence;
 use super::issues::Issues;
 use super::millis;
 use super::pages::Picture;
-use super::standing::{Standing, Standings};
+use super::service_on_node::{ServiceOnNode, Standings};
 use super::views::service;
 use crate::findings::{self, Finding, Place};
 
@@ -47,9 +47,9 @@ pub(super) fn description(
             .collect(),
         nodes: nodes
             .into_iter()
-            .map(|(facts, standing)| pb::NodeServiceStatus {
+            .map(|(facts, service_on_node)| pb::NodeServiceStatus {
                 servers: servers.remove(&facts.name),
-                ..node_service(standing, detail, &facts)
+                ..node_service(service_on_node, detail, &facts)
             })
             .collect(),
         issues: Issues::bounded(&detail.issues).listed,
@@ -63,23 +63,26 @@ fn findings_of(
     name: &ServiceName,
     detail: &ServiceDetail,
     isolated: Option<Finding>,
-    nodes: &[(Arc<NodeFacts>, Standing)],
+    nodes: &[(Arc<NodeFacts>, ServiceOnNode)],
 ) -> Vec<pb::Finding> {
     let facts = nodes.iter().map(|(facts, _)| &**facts);
     let mut found = findings::of_service(name, detail, facts);
     if !detail.ports.is_empty() {
-        found.extend(findings::of_fleet(nodes.iter().map(|(facts, standing)| {
-            Place {
-                node: &facts.name,
-                lag: standing
-                    .lag
-                    .as_ref()
-                    .map(|lag| (lag.state, lag.reason.as_str())),
-                degraded: &standing.degraded,
-            }
-        })));
+        found.extend(findings::of_fleet(nodes.iter().map(
+            |(facts, service_on_node)| {
+                Place {
+                    node: &facts.name,
+                    lag: service_on_node
+                        .lag
+                        .as_ref()
+                        .map(|lag| (lag.state, lag.reason.as_str())),
+                    degraded: &service_on_node.degraded,
+                }
+            },
+        )));
         let told = nodes.iter();
-        let told = told.map(|(facts, standing)| (&facts.name, standing.avoided.as_slice()));
+        let told =
+            told.map(|(facts, service_on_node)| (&facts.name, service_on_node.avoided.as_slice()));
         found.extend(findings::avoided(name, &detail.ports, told));
         found.extend(isolated);
         found.sort_by_key(|finding| Reverse(finding.severity));
@@ -104,28 +107,28 @@ pub(super) fn stranger(name: &NodeName) -> Arc<NodeFacts> {
 }
 
 fn node_service(
-    standing: Standing,
+    service_on_node: ServiceOnNode,
     detail: &ServiceDetail,
     node: &NodeFacts,
 ) -> pb::NodeServiceStatus {
-    let programmed = standing.lag.is_none();
-    let reason = match standing.lag {
+    let programmed = service_on_node.lag.is_none();
+    let reason = match service_on_node.lag {
         Some(lag) => lag.reason,
-        None if standing.degraded.is_empty() => String::new(),
-        None => format!("degraded: {}", standing.degraded),
+        None if service_on_node.degraded.is_empty() => String::new(),
+        None => format!("degraded: {}", service_on_node.degraded),
     };
     pb::NodeServiceStatus {
         node: node.name.to_string(),
         programmed,
         reason,
-        wanted_revision: standing.wanted,
-        applied_revision: standing.applied,
+        wanted_revision: service_on_node.wanted,
+        applied_revision: service_on_node.applied,
         endpoints: detail
             .ports
             .iter()
             .map(|view| node_endpoints(view, node))
             .collect(),
-        last_change: standing.last_change,
+        last_change: service_on_node.last_change,
         servers: None,
     }
 }

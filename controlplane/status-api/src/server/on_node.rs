@@ -13,14 +13,14 @@ use tonic::Status;
 use super::description::stranger;
 use super::pages::{Node, Picture};
 use super::request::unknown_node;
-use super::standing::{Standing, Standings};
+use super::service_on_node::{ServiceOnNode, Standings};
 use crate::findings;
 
 /// A node that handles packets for a Service.
 pub(super) struct OnNode {
     pub(super) facts: Arc<NodeFacts>,
     /// The Service's state there.
-    pub(super) standing: Standing,
+    pub(super) service_on_node: ServiceOnNode,
     /// The agent's latest words about each family.
     pub(super) families: Vec<pb::FamilyStatus>,
     /// The facts of all nodes.
@@ -68,7 +68,7 @@ pub(super) fn on_node(
             .nodes()
             .map(|(name, node)| facts(name, node))
             .collect(),
-        standing: standings.of(name, node),
+        service_on_node: standings.of(name, node),
         families: families.unwrap_or_default(),
     })
 }

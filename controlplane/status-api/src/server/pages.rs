@@ -78,8 +78,8 @@ impl Node<'_> {
         let has = match &self.elsewhere {
             Some(Elsewhere { answer, agent }) => {
                 let index = answer.index_of(service);
-                let standing = index.and_then(|index| agent.services.get(index));
-                standing.is_some_and(|standing| standing.has_servers)
+                let service_on_node = index.and_then(|index| agent.services.get(index));
+                service_on_node.is_some_and(|service_on_node| service_on_node.has_servers)
             }
             None => self.record.as_deref().is_some_and(has_servers),
         };
@@ -282,12 +282,12 @@ fn nodes_are_called(hub: &Hub, facts: &[(NodeName, Arc<NodeFacts>)]) -> Option<S
     ))
 }
 
-/// Most nodes out of sync that a [`Glance`] names.
+/// Most nodes out of sync that a [`Overview`] names.
 const NAMED_OUT_OF_SYNC: usize = 500;
 
 /// The fleet in numbers, and the nodes that are out of sync.
 #[derive(Debug, Default)]
-pub(crate) struct Glance {
+pub(crate) struct Overview {
     pub(crate) control_plane: pb::ControlPlaneStatus,
     /// Number of nodes by state.
     pub(crate) states: HashMap<pb::NodeState, usize>,
@@ -304,11 +304,11 @@ pub(crate) struct Glance {
     pub(crate) missing: Vec<pb::MissingReplica>,
 }
 
-impl Glance {
-    /// Takes a glance at all nodes. Builds the status of those out of sync only.
+impl Overview {
+    /// Takes an overview at all nodes. Builds the status of those out of sync only.
     pub(crate) fn of(hub: &Hub, others: &Collected) -> Self {
         let picture = Picture::with(hub, others);
-        let mut glance = Self {
+        let mut overview = Self {
             control_plane: control_plane(hub, others),
             replicas: match others.replicas() {
                 0 => 0,
@@ -319,24 +319,24 @@ impl Glance {
         };
         for (name, node) in picture.nodes() {
             let state = picture.state(name, node);
-            *glance.states.entry(state).or_default() += 1;
+            *overview.states.entry(state).or_default() += 1;
             let zone = node.facts.as_ref().and_then(|facts| facts.zone.as_deref());
-            let zone = glance.zones.entry(zone.unwrap_or_default().to_owned());
+            let zone = overview.zones.entry(zone.unwrap_or_default().to_owned());
             let remarks = node.report().map(Remarks::of);
             let remarks = remarks.unwrap_or_default();
             zone.or_default().push((name.clone(), state, remarks));
             match state {
                 pb::NodeState::InSync => {}
-                _ if glance.out_of_sync.len() < NAMED_OUT_OF_SYNC => {
-                    glance.out_of_sync.push(picture.status(name, node));
+                _ if overview.out_of_sync.len() < NAMED_OUT_OF_SYNC => {
+                    overview.out_of_sync.push(picture.status(name, node));
                 }
-                _ => glance.more += 1,
+                _ => overview.more += 1,
             }
         }
         let reports = picture.nodes();
         let reports = reports.filter_map(|(name, node)| Some((name, node.report()?)));
-        glance.findings = reported(&reports.collect::<Vec<_>>());
-        glance
+        overview.findings = reported(&reports.collect::<Vec<_>>());
+        overview
     }
 
     /// Returns the numbers of nodes of whose agents report something besides a state, and of those with an error.

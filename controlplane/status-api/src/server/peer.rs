@@ -21,7 +21,7 @@ use tonic::{Request, Response, Status};
 
 use super::convergence::durations;
 use super::pages::Picture;
-use super::standing::Standing;
+use super::service_on_node::ServiceOnNode;
 use super::views::node_status;
 use super::{Answer, Outbox, approval, node_query, recorder, servers};
 
@@ -231,7 +231,8 @@ async fn tell(
             node_status(hub, name, Some(record), facts, stranger)
         });
         let standings = services.iter();
-        let standings = standings.map(|of| Standing::here(hub, of, name, Some(record)).to_wire());
+        let standings =
+            standings.map(|of| ServiceOnNode::here(hub, of, name, Some(record)).to_wire());
         let age = record.since.elapsed();
         let agent = pb::PeerAgent {
             node: name.to_string(),

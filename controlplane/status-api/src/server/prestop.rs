@@ -36,7 +36,7 @@ use super::lag::{failure_of, report_of};
 use super::millis;
 use super::others::Others;
 use super::pages::{Node, Picture};
-use super::standing::Standings;
+use super::service_on_node::Standings;
 
 /// Shortest time between two looks.
 const PAUSE: Duration = Duration::from_millis(5);

@@ -1,7 +1,7 @@
 //! Lists and watches of Services.
 //!
 //! A page is computed in the index's task, and only as much of it as fits into an answer. A watch gets the names of
-//! Services that may have changed (`hub/touched.rs`), and then asks for these.
+//! Services that may have changed (`hub/changed_services.rs`), and then asks for these.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -105,7 +105,7 @@ pub(super) async fn watch(
         node: request.node,
         ..Selection::default()
     };
-    let mut changes = hub.touched.follow();
+    let mut changes = hub.changed_services.follow();
     // No names = a picture begins.
     let mut names = None;
     loop {
@@ -118,12 +118,12 @@ pub(super) async fn watch(
             () = hub.shutdown.cancelled() => return,
             () = outbox.closed() => return,
             next = changes.next() => match next {
-                Ok(touched) => {
-                    let touched = touched.into_iter().filter(|name| wanted.wants(name));
-                    Some(touched.collect())
+                Ok(changed_services) => {
+                    let changed_services = changed_services.into_iter().filter(|name| wanted.wants(name));
+                    Some(changed_services.collect())
                 }
                 Err(Missed::Some) => {
-                    changes = hub.touched.follow();
+                    changes = hub.changed_services.follow();
                     None
                 }
                 Err(Missed::All) => return,

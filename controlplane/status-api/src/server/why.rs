@@ -65,8 +65,8 @@ pub(super) fn explain(
     // The answer is about another place than the one that the Service does not get.
     let lost = refused_outside(detail).filter(|_| is_outside(request));
     let lost = lost.map(refused);
-    let standing = &on.standing;
-    let lag = standing.lag.as_ref();
+    let service_on_node = &on.service_on_node;
+    let lag = service_on_node.lag.as_ref();
     let expected = Expected::new(
         node.name.clone(),
         port,
@@ -84,7 +84,7 @@ pub(super) fn explain(
         steps: steps(&packet, &fate, setup.is_some()),
         candidates: candidates(&packet, &fate),
         programmed: lag.is_none(),
-        verified: lag.is_none() && standing.verified >= standing.wanted,
+        verified: lag.is_none() && service_on_node.verified >= service_on_node.wanted,
         lag: lag.map_or_else(String::new, |lag| lag.reason.clone()),
         findings: lost.iter().chain(bad).map(Finding::to_wire).collect(),
         kernel: None,

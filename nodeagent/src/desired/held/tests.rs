@@ -12,7 +12,7 @@ use proptest::prelude::*;
 
 use super::super::fixture::{Plane, key_of, local, node, svc};
 use super::super::tests::restarted;
-use super::super::{CliffGuard, Desired, Touched};
+use super::super::{CliffGuard, Desired, Dirty};
 
 const ENDPOINT: &str = "10.0.0.1:80";
 
@@ -94,8 +94,8 @@ fn held(desired: &Desired) -> (usize, usize) {
 fn a_cliff_is_held_until_somebody_agrees() {
     let mut desired = holding(&served(0..100));
     let mut other = plane(7, Whole, served(95..105));
-    let touched = desired.apply(other.snapshot_update()).unwrap();
-    assert_eq!(touched.services.len(), 5, "new ones are taken");
+    let dirty = desired.apply(other.snapshot_update()).unwrap();
+    assert_eq!(dirty.services.len(), 5, "new ones are taken");
     assert_eq!((count(&desired), held(&desired)), ((105, 105), (95, 0)));
     let told = desired.held().unwrap();
     assert_eq!(told.reason, "95 of 100 Services would be removed at once");
@@ -111,8 +111,8 @@ fn a_cliff_is_held_until_somebody_agrees() {
     assert_eq!(desired.held().unwrap().since_ms, told.since_ms);
 
     other.confidence = Confirmed;
-    let touched = desired.apply(other.delta_update()).unwrap();
-    assert_eq!(touched.services.len(), 95);
+    let dirty = desired.apply(other.delta_update()).unwrap();
+    assert_eq!(dirty.services.len(), 95);
     assert_eq!((count(&desired), desired.held()), ((11, 11), None));
 }
 
@@ -137,8 +137,8 @@ fn what_a_partial_picture_lacks_stays_until_it_is_whole() {
     let mut desired = holding(&objects);
     let mut other = plane(7, Partial, served(1..40));
     other.doubt = "shop.yaml cannot be read".to_owned();
-    let touched = desired.apply(other.snapshot_update()).unwrap();
-    assert_eq!(touched, Touched::default());
+    let dirty = desired.apply(other.snapshot_update()).unwrap();
+    assert_eq!(dirty, Dirty::default());
     assert_eq!(held(&desired), (1, 0));
     assert_eq!(desired.held().unwrap().reason, "shop.yaml cannot be read");
     assert!(
@@ -153,9 +153,9 @@ fn what_a_partial_picture_lacks_stays_until_it_is_whole() {
     assert_eq!((count(&desired).0, held(&desired)), (39, (1, 0)));
 
     other.confidence = Whole;
-    let touched = desired.apply(other.delta_update()).unwrap();
-    assert_eq!(touched.services.len(), 1);
-    assert!(touched.node_changed);
+    let dirty = desired.apply(other.delta_update()).unwrap();
+    assert_eq!(dirty.services.len(), 1);
+    assert!(dirty.node_changed);
     assert_eq!((count(&desired).0, desired.held()), (38, None));
 }
 
@@ -167,7 +167,7 @@ fn a_whole_picture_after_a_partial_one_may_still_be_a_cliff() {
     other.confidence = Whole;
     assert_eq!(
         desired.apply(other.delta_update()).unwrap(),
-        Touched::default()
+        Dirty::default()
     );
     let told = desired.held().unwrap();
     assert_eq!(
@@ -208,7 +208,7 @@ fn endpoints_stay_as_services_do() {
     assert_eq!(desired.resume().unwrap().digest, other.digest());
     assert_eq!(
         desired.apply(other.snapshot_update()).unwrap(),
-        Touched::default()
+        Dirty::default()
     );
 
     // A new version without endpoints does not remove them; one with endpoints replaces them.
@@ -219,8 +219,8 @@ fn endpoints_stay_as_services_do() {
     assert_eq!(desired.service(&key(4)).unwrap().0.port.port, 82);
 
     other.confidence = Confirmed;
-    let touched = desired.apply(other.delta_update()).unwrap();
-    assert_eq!(touched.services.len(), 19);
+    let dirty = desired.apply(other.delta_update()).unwrap();
+    assert_eq!(dirty.services.len(), 19);
     assert_eq!((count(&desired), desired.held()), ((20, 1), None));
     assert!(desired.service(&key(3)).unwrap().1.is_none());
     assert_eq!(desired.counts(Family::V4).endpoints, 1);
@@ -287,9 +287,9 @@ fn a_service_that_is_named_wins_over_one_that_is_kept() {
         let mut other = plane(7, Partial, vec![node("z")]);
         desired.apply(other.snapshot_update()).unwrap();
         other.put(&competing_proxy);
-        let touched = desired.apply(other.delta_update()).unwrap();
+        let dirty = desired.apply(other.delta_update()).unwrap();
         let both = BTreeSet::from([key(0), key(1)]);
-        assert_eq!(touched.services, both);
+        assert_eq!(dirty.services, both);
         assert!(desired.service(&key(0)).is_none());
         assert_eq!(held(&desired), (1, 0), "the bystander");
         // The result is the same when both come with one snapshot.
@@ -490,7 +490,7 @@ fn facts_of_the_node_stay_with_what_is_kept() {
     let mut other = plane(7, Partial, vec![stranger(), numbered(0, &[ENDPOINT])]);
     assert_eq!(
         desired.apply(other.snapshot_update()).unwrap(),
-        Touched::default()
+        Dirty::default()
     );
     assert_eq!((zone(&desired), desired.held()), (Some("z".into()), None));
     other.confidence = Whole;
@@ -516,9 +516,9 @@ fn what_is_remembered_counts_as_if_it_had_been_there() {
         desired.restore(memory.clone());
         assert_eq!((desired.position(), desired.held()), (None, None));
         let mut plane = plane(7, confidence, objects);
-        let touched = desired.apply(plane.snapshot_update()).unwrap();
+        let dirty = desired.apply(plane.snapshot_update()).unwrap();
         assert_eq!(desired.resume().unwrap().digest, plane.digest());
-        (count(&desired).0, held(&desired).0, touched.services.len())
+        (count(&desired).0, held(&desired).0, dirty.services.len())
     };
     assert_eq!(
         started(Whole, vec![node("z")]),
@@ -666,7 +666,7 @@ proptest! {
             let update =
                 if snapshot { story.plane.snapshot_update() } else { story.plane.delta_update() };
             let (plans, mut before) = (planned(&desired), there(&desired));
-            let touched = desired.apply(update).unwrap();
+            let dirty = desired.apply(update).unwrap();
             let (plans_after, after) = (planned(&desired), there(&desired));
             let deleted = std::mem::take(&mut story.deleted);
             before.retain(|name, _| after.contains_key(name) || !deleted.contains(name));
@@ -674,7 +674,7 @@ proptest! {
             prop_assert_eq!(desired.resume().unwrap().digest, story.plane.digest());
             for key in plans.keys().chain(plans_after.keys()) {
                 if plans.get(key) != plans_after.get(key) {
-                    prop_assert!(touched.services.contains(key), "{} is missing", key);
+                    prop_assert!(dirty.services.contains(key), "{} is missing", key);
                 }
             }
             let mut fresh = Desired::default();

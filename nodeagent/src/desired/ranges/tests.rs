@@ -55,10 +55,10 @@ fn only_what_differs_is_sent_and_touched() {
     plane.put(&local("s2", &["10.0.0.1:80"]));
     let update = replacement(&mut plane, &desired);
     assert!(update.changes.len() < 60 / 2, "{}", update.changes.len());
-    let touched = desired.apply(update).unwrap();
+    let dirty = desired.apply(update).unwrap();
     let expected = [1, 2, 7, 8, 60].map(key).into_iter().collect();
-    assert_eq!(touched.services, expected);
-    assert!(!touched.node_changed);
+    assert_eq!(dirty.services, expected);
+    assert!(!dirty.node_changed);
     assert_eq!(desired.resume().unwrap().digest, plane.digest());
     assert_eq!(desired.position().unwrap().epoch, 2);
     // Nothing more to replace.
@@ -101,8 +101,8 @@ fn absence_is_judged_as_in_a_snapshot() {
         let mut plane = other(0..10);
         plane.confidence = confidence;
         let update = replacement(&mut plane, &desired);
-        let touched = desired.apply(update).unwrap();
-        assert!(touched.services.is_empty(), "{touched:?}");
+        let dirty = desired.apply(update).unwrap();
+        assert!(dirty.services.is_empty(), "{dirty:?}");
         assert_eq!(desired.held().unwrap().services, 50, "{confidence:?}");
         assert!(desired.service(&key(59)).is_some());
         // What the agent holds now is not what a control plane sent.

@@ -5,7 +5,7 @@ use std::os::fd::OwnedFd;
 use kplane_dataplane::policy::{Flow, Followed, Hand};
 
 use super::Core;
-use crate::desired::{Position, Touched};
+use crate::desired::{Position, Dirty};
 use crate::engine::now::Now;
 use crate::engine::pipeline::Pipeline;
 use crate::engine::progress::{FamilyProgress, common};
@@ -28,11 +28,11 @@ impl Core {
             && !self.checkpoint.hands_off()
         {
             // As if the node had changed. What the kernel refuses now comes with the next attempt.
-            let touched = Touched {
+            let dirty = Dirty {
                 node_changed: true,
-                ..Touched::default()
+                ..Dirty::default()
             };
-            self.policies.sync(&touched, position, &self.desired, now);
+            self.policies.sync(&dirty, position, &self.desired, now);
         }
     }
 

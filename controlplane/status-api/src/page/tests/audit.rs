@@ -6,10 +6,10 @@ use kplane_model::Reason;
 use kplane_proto::v1 as pb;
 use kplane_view::nodes::state::NodeStateView;
 
-use super::super::{cards, glance, strip};
+use super::super::{cards, overview, strip};
 use super::*;
 use crate::findings::Remarks;
-use crate::server::Glance;
+use crate::server::Overview;
 
 /// The fleet's sheet, the list of nodes, and the first node's sheet.
 struct Sheets([String; 3]);
@@ -253,9 +253,9 @@ async fn endpoints_that_several_nodes_avoid_are_on_the_sheet_of_the_fleet() {
     }
 }
 
-fn text(glance: &Glance) -> String {
-    let mut sections = glance::sections(glance);
-    sections.push(strip::section(glance));
+fn text(overview: &Overview) -> String {
+    let mut sections = overview::sections(overview);
+    sections.push(strip::section(overview));
     sections
         .iter()
         .map(|section| section.html.as_str())
@@ -271,9 +271,9 @@ fn each_reason_is_named_as_a_problem_of_the_input_and_as_a_finding_of_a_service(
             reason: "the cause".to_owned(),
             ..pb::InputIssue::default()
         };
-        let mut glance = Glance::default();
-        glance.control_plane.issues.push(issue);
-        let fleet = text(&glance);
+        let mut overview = Overview::default();
+        overview.control_plane.issues.push(issue);
+        let fleet = text(&overview);
         let card = cards::section(&[finding(reason, pb::Severity::Error)]);
         for text in [&*fleet, card.html.as_str()] {
             for part in [&*link(reason), "the cause"] {
@@ -287,19 +287,19 @@ fn each_reason_is_named_as_a_problem_of_the_input_and_as_a_finding_of_a_service(
 fn each_state_of_a_node_has_its_word_and_only_one_is_green() {
     for state in NodeStateView::value_variants() {
         let is_good = *state == NodeStateView::InSync;
-        let mut glance = Glance::default();
-        glance.states.insert(state.wire(), 1);
+        let mut overview = Overview::default();
+        overview.states.insert(state.wire(), 1);
         let square = ("n0".into(), state.wire(), Remarks::default());
-        glance.zones.insert(String::new(), vec![square]);
+        overview.zones.insert(String::new(), vec![square]);
         if !is_good {
-            glance.out_of_sync.push(pb::NodeStatus {
+            overview.out_of_sync.push(pb::NodeStatus {
                 name: "n0".to_owned(),
                 state: state.wire().into(),
                 last_error: "the cause".to_owned(),
                 ..pb::NodeStatus::default()
             });
         }
-        let text = text(&glance);
+        let text = text(&overview);
         let title = format!("title=\"n0: {}\"", state.word());
         assert!(text.contains(&title), "{text}");
         let green = text.contains("<a class=\"good\" href=\"node?name=n0\"");
@@ -309,7 +309,7 @@ fn each_state_of_a_node_has_its_word_and_only_one_is_green() {
 }
 
 /// A change after which something is wrong, and what the sheet of the fleet says of it.
-type Trouble = (fn(&mut Glance), &'static [&'static str]);
+type Trouble = (fn(&mut Overview), &'static [&'static str]);
 
 /// Returns what may be wrong with a control plane or between replicas.
 fn troubles() -> [Trouble; 9] {
@@ -401,13 +401,13 @@ fn each_trouble_of_the_control_plane_is_on_the_sheet_of_the_fleet() {
         ..pb::ControlPlaneStatus::default()
     };
     for (change, parts) in troubles() {
-        let mut glance = Glance {
+        let mut overview = Overview {
             control_plane: fine.clone(),
-            ..Glance::default()
+            ..Overview::default()
         };
-        let before = text(&glance);
-        change(&mut glance);
-        let after = text(&glance);
+        let before = text(&overview);
+        change(&mut overview);
+        let after = text(&overview);
         for part in parts {
             assert!(after.contains(part), "{part}: {after}");
         }

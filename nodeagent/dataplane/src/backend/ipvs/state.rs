@@ -71,7 +71,7 @@ impl ServerOps {
 
 /// The objects that a change touched.
 #[derive(Debug, Default)]
-struct Touched {
+struct Dirty {
     servers: BTreeSet<ServerKey>,
     entries: BTreeSet<(SetId, Entry)>,
     addresses: BTreeSet<IpAddr>,
@@ -147,34 +147,34 @@ impl IpvsState {
         complete: bool,
         protected: &[Cidr],
     ) -> (ServerOps, Vec<Failure>) {
-        let mut touched = Touched::default();
+        let mut dirty = Dirty::default();
         if complete {
             let all = std::mem::take(&mut self.services);
             for (key, demand) in all {
-                self.release(&key, &demand, &mut touched);
+                self.release(&key, &demand, &mut dirty);
             }
         } else {
             for (key, _) in &changes {
                 if let Some(demand) = self.services.remove(key) {
-                    self.release(key, &demand, &mut touched);
+                    self.release(key, &demand, &mut dirty);
                 }
             }
         }
         let mut failures = Vec::new();
         for (key, demand) in changes {
             if let Some(demand) = demand {
-                failures.extend(self.claim(&key, &demand, &mut touched));
+                failures.extend(self.claim(&key, &demand, &mut dirty));
                 self.services.insert(key, demand);
             }
         }
         let ops = match complete {
             true => self.compare(protected),
-            false => self.ops(&touched, protected),
+            false => self.ops(&dirty, protected),
         };
         (ops, failures)
     }
 
-    fn release(&mut self, key: &ServiceKey, demand: &Demand, touched: &mut Touched) {
+    fn release(&mut self, key: &ServiceKey, demand: &Demand, dirty: &mut Dirty) {
         for server in &demand.servers {
             if self
                 .claims
@@ -182,18 +182,18 @@ impl IpvsState {
                 .is_some_and(|c| c.owner == *key)
             {
                 self.claims.remove(&server.key);
-                touched.servers.insert(server.key);
+                dirty.servers.insert(server.key);
             }
         }
         for entry in &demand.entries {
             if forget(&mut self.entries, entry) {
                 self.sizes[entry.0 as usize] -= 1;
-                touched.entries.insert(*entry);
+                dirty.entries.insert(*entry);
             }
         }
         for ip in &demand.addresses {
             if forget(&mut self.addresses, ip) {
-                touched.addresses.insert(*ip);
+                dirty.addresses.insert(*ip);
             }
         }
         for server in &demand.denied {
@@ -201,12 +201,7 @@ impl IpvsState {
         }
     }
 
-    fn claim(
-        &mut self,
-        key: &ServiceKey,
-        demand: &Demand,
-        touched: &mut Touched,
-    ) -> Option<Failure> {
+    fn claim(&mut self, key: &ServiceKey, demand: &Demand, dirty: &mut Dirty) -> Option<Failure> {
         let mut failure = None;
         for WantedServer {
             key: at,
@@ -233,17 +228,17 @@ impl IpvsState {
                 owner: key.clone(),
             };
             self.claims.insert(*at, claim);
-            touched.servers.insert(*at);
+            dirty.servers.insert(*at);
         }
         for entry in &demand.entries {
             if remember(&mut self.entries, *entry) {
                 self.sizes[entry.0 as usize] += 1;
-                touched.entries.insert(*entry);
+                dirty.entries.insert(*entry);
             }
         }
         for ip in &demand.addresses {
             if remember(&mut self.addresses, *ip) {
-                touched.addresses.insert(*ip);
+                dirty.addresses.insert(*ip);
             }
         }
         for server in &demand.denied {
@@ -277,7 +272,7 @@ impl IpvsState {
         let unbound = bound.filter(|ip| !self.held_addresses.contains(ip));
         let left = self.held_addresses.iter();
         let left = left.filter(|ip| !self.addresses.contains_key(ip));
-        let touched = Touched {
+        let dirty = Dirty {
             servers: wrong.map(|(key, _)| key).chain(gone).copied().collect(),
             entries: entries
                 .filter(|(set, entry)| !has(set, entry))
@@ -285,14 +280,14 @@ impl IpvsState {
                 .collect(),
             addresses: unbound.chain(left).copied().collect(),
         };
-        self.ops(&touched, protected)
+        self.ops(&dirty, protected)
     }
 
-    fn ops(&self, touched: &Touched, protected: &[Cidr]) -> ServerOps {
+    fn ops(&self, dirty: &Dirty, protected: &[Cidr]) -> ServerOps {
         let mut ops = ServerOps::default();
         let (mut early, mut late) = (Vec::new(), Vec::new());
         let mut gone = Vec::new();
-        for id @ (set, entry) in &touched.entries {
+        for id @ (set, entry) in &dirty.entries {
             let held = self.held_entries.get(set);
             let held = held.is_some_and(|entries| entries.contains(entry));
             match (self.entries.contains_key(id), held) {
@@ -307,7 +302,7 @@ impl IpvsState {
         }
         ops.ready.append(&mut early);
         // Addresses are removed first, so that no packet reaches the node's own ports instead.
-        for ip in &touched.addresses {
+        for ip in &dirty.addresses {
             let held = self.held_addresses.contains(ip);
             match (self.addresses.contains_key(ip), held) {
                 (true, false) => ops.bind.push(Op::Address(*ip, true)),
@@ -315,7 +310,7 @@ impl IpvsState {
                 _ => {}
             }
         }
-        for key in &touched.servers {
+        for key in &dirty.servers {
             self.server_ops(*key, &mut ops, protected);
         }
         ops.ready.append(&mut late);

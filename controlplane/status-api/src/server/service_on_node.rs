@@ -18,7 +18,7 @@ use super::wall_ms;
 
 /// A Service's state on a node, by the revisions of the replica that serves the node.
 #[derive(Clone, Debug)]
-pub(super) struct Standing {
+pub(super) struct ServiceOnNode {
     /// The reason why the kernel does not hold the newest state, if it does not.
     pub(super) lag: Option<Lag>,
     pub(super) applied: u64,
@@ -35,7 +35,7 @@ pub(super) struct Standing {
     pub(super) around: Vec<pb::Finding>,
 }
 
-impl Standing {
+impl ServiceOnNode {
     /// Returns the state on a node whose agent is known here, or nowhere.
     pub(super) fn here(
         hub: &Hub,
@@ -156,29 +156,29 @@ impl<'a> Standings<'a> {
     }
 
     /// Returns the Service's state on a node.
-    pub(super) fn of(&self, name: &NodeName, node: &Node<'_>) -> Standing {
-        let mut standing = match node.elsewhere {
-            None => Standing::here(self.hub, self.followed, name, node.record.as_deref()),
+    pub(super) fn of(&self, name: &NodeName, node: &Node<'_>) -> ServiceOnNode {
+        let mut service_on_node = match node.elsewhere {
+            None => ServiceOnNode::here(self.hub, self.followed, name, node.record.as_deref()),
             Some(elsewhere) => self.elsewhere(elsewhere),
         };
         if self.incomplete && !node.is_connected() {
-            standing.lag = Some(Lag {
+            service_on_node.lag = Some(Lag {
                 state: LagState::Unknown,
                 since_ms: 0,
                 reason: MAY_BE_ELSEWHERE.to_owned(),
             });
         }
-        standing
+        service_on_node
     }
 
-    fn elsewhere(&self, Elsewhere { answer, agent }: Elsewhere<'_>) -> Standing {
+    fn elsewhere(&self, Elsewhere { answer, agent }: Elsewhere<'_>) -> ServiceOnNode {
         let found = self.replicas.get(&answer.epoch);
         let found = found.and_then(|(index, agrees)| Some((agent.services.get(*index)?, *agrees)));
         let nothing = (&pb::PeerStanding::default(), false);
         let (told, agrees) = found.unwrap_or(nothing);
-        let mut standing = Standing::of_wire(told, answer);
-        if !agrees && standing.lag.is_none() {
-            standing.lag = Some(Lag {
+        let mut service_on_node = ServiceOnNode::of_wire(told, answer);
+        if !agrees && service_on_node.lag.is_none() {
+            service_on_node.lag = Some(Lag {
                 state: LagState::Behind,
                 since_ms: 0,
                 reason: format!(
@@ -187,7 +187,7 @@ impl<'a> Standings<'a> {
                 ),
             });
         }
-        standing
+        service_on_node
     }
 
     /// Adds the durations of the last change that other replicas have measured.

@@ -1,4 +1,4 @@
-//! The fleet at a glance: numbers, what lags and why, and what is wrong with the input.
+//! The fleet at an overview: numbers, what lags and why, and what is wrong with the input.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -10,7 +10,7 @@ use kplane_view::time::{age, human};
 
 use super::html::{Html, Section, class, query};
 use super::{cards, reasons, terminal};
-use crate::server::Glance;
+use crate::server::Overview;
 
 /// Nodes with the same trouble that are named.
 const NAMED: usize = 6;
@@ -18,21 +18,21 @@ const NAMED: usize = 6;
 const ROWS: usize = 50;
 
 /// Returns the sections of the sheet.
-pub(super) fn sections(glance: &Glance) -> Vec<Section> {
-    let mut summary = Section::new("summary", "Summary", summary(glance));
+pub(super) fn sections(overview: &Overview) -> Vec<Section> {
+    let mut summary = Section::new("summary", "Summary", summary(overview));
     summary.polite = true;
     vec![
         summary,
-        Section::new("lagging", "What lags, and why", lagging(glance)),
-        Section::new("issues", "Problems of the input", issues(glance)),
-        Section::new("facts", "Control plane", facts(glance)),
+        Section::new("lagging", "What lags, and why", lagging(overview)),
+        Section::new("issues", "Problems of the input", issues(overview)),
+        Section::new("facts", "Control plane", facts(overview)),
     ]
 }
 
-fn summary(glance: &Glance) -> Html {
-    let nodes: usize = glance.states.values().sum();
-    let in_sync = glance.count(pb::NodeState::InSync);
-    let (remarked, errors) = glance.remarked();
+fn summary(overview: &Overview) -> Html {
+    let nodes: usize = overview.states.values().sum();
+    let in_sync = overview.count(pb::NodeState::InSync);
+    let (remarked, errors) = overview.remarked();
     let mut html = Html::default();
     let tone = match in_sync == nodes && remarked == 0 {
         true => "good",
@@ -45,7 +45,7 @@ fn summary(glance: &Glance) -> Html {
         .raw("</strong> of ")
         .text(plural(nodes, "node"))
         .raw(" in sync</p><ul class=\"states\">");
-    let mut states: Vec<_> = glance
+    let mut states: Vec<_> = overview
         .states
         .iter()
         .filter(|(_, count)| **count > 0)
@@ -91,9 +91,9 @@ impl Group<'_> {
     }
 }
 
-fn groups(glance: &Glance) -> Vec<Group<'_>> {
+fn groups(overview: &Overview) -> Vec<Group<'_>> {
     let mut groups = BTreeMap::<(u8, &str), Group<'_>>::new();
-    for node in &glance.out_of_sync {
+    for node in &overview.out_of_sync {
         let state = NodeStateView::from(node.state());
         let error = node.last_error.as_str();
         let group = groups.entry((state.urgency(), error)).or_insert(Group {
@@ -106,10 +106,10 @@ fn groups(glance: &Glance) -> Vec<Group<'_>> {
     groups.into_values().collect()
 }
 
-fn lagging(glance: &Glance) -> Html {
+fn lagging(overview: &Overview) -> Html {
     let mut html = Html::default();
     html.element("h2", "", "What lags, and why");
-    let groups = groups(glance);
+    let groups = groups(overview);
     if groups.is_empty() {
         html.element("p", "", "Every node is in sync.");
         return html;
@@ -118,7 +118,7 @@ fn lagging(glance: &Glance) -> Html {
     for group in groups.iter().take(ROWS) {
         html.begin_row()
             .cell(class(group.state.tone()), group.state.word())
-            .cell("", group.since(glance.control_plane.now_ms))
+            .cell("", group.since(overview.control_plane.now_ms))
             .begin_cell("");
         if group.nodes.len() > NAMED {
             html.text(group.nodes.len()).raw(": ");
@@ -137,15 +137,15 @@ fn lagging(glance: &Glance) -> Html {
         html.raw("</td>").cell("", why).raw("</tr>");
     }
     html.end_table();
-    if glance.more > 0 {
-        let more = plural(glance.more, "more node");
+    if overview.more > 0 {
+        let more = plural(overview.more, "more node");
         html.element("p", "faint", format_args!("and {more} in these states"));
     }
     html
 }
 
-fn issues(glance: &Glance) -> Html {
-    let plane = &glance.control_plane;
+fn issues(overview: &Overview) -> Html {
+    let plane = &overview.control_plane;
     let mut html = Html::default();
     if plane.issues.is_empty() {
         return html;
@@ -173,8 +173,8 @@ fn issues(glance: &Glance) -> Html {
     html
 }
 
-fn facts(glance: &Glance) -> Html {
-    let plane = &glance.control_plane;
+fn facts(overview: &Overview) -> Html {
+    let plane = &overview.control_plane;
     let mut html = Html::default();
     html.element("h2", "", "Control plane").raw("<dl>");
     let mut fact = |name: &'static str, tone: &'static str, value: String| {
@@ -206,16 +206,16 @@ fn facts(glance: &Glance) -> Html {
     fact("Endpoints", "", plane.endpoints.to_string());
     let (tone, policies) = policies(plane);
     fact("Policies", tone, policies);
-    if glance.replicas > 0 {
-        let missing = glance.missing.len();
+    if overview.replicas > 0 {
+        let missing = overview.missing.len();
         let tone = match missing {
             0 => "",
             _ => "bad",
         };
-        let text = format!("{} answered, {missing} missing", glance.replicas);
+        let text = format!("{} answered, {missing} missing", overview.replicas);
         fact("Replicas", tone, text);
     }
-    for replica in &glance.missing {
+    for replica in &overview.missing {
         let text = format!("{}: {}", replica.address, replica.reason);
         fact("Missing", "bad", text);
     }

@@ -14,9 +14,9 @@ type Names = Arc<BTreeSet<ServiceName>>;
 
 /// The sender of the names.
 #[derive(Debug)]
-pub struct Touched(Sender<Names>);
+pub struct ChangedServices(Sender<Names>);
 
-impl Default for Touched {
+impl Default for ChangedServices {
     fn default() -> Self {
         Self(Sender::new(CHANGES))
     }
@@ -30,7 +30,7 @@ pub enum Missed {
     All,
 }
 
-impl Touched {
+impl ChangedServices {
     /// Returns whether any watch wants the names.
     pub(super) fn is_watched(&self) -> bool {
         self.0.receiver_count() > 0
