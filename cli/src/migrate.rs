@@ -11,10 +11,10 @@
 pub(crate) mod affinity;
 pub(crate) mod cleanup;
 pub(crate) mod order;
-pub(crate) mod picture;
 pub(crate) mod plan;
 pub(crate) mod pods;
 pub(crate) mod record;
+pub(crate) mod snapshot;
 pub(crate) mod stage;
 
 /// The label of nodes that says who serves them.

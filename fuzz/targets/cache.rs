@@ -15,10 +15,10 @@ fuzz_target!(|bytes: &[u8]| {
     // The checksum would keep everything else from being reached.
     let mut content = bytes.to_vec();
     Cache::seal(&mut content);
-    if let Ok(picture) = Cache::parse(content, NODE) {
+    if let Ok(held_state) = Cache::parse(content, NODE) {
         let mut desired = Desired::new(CliffGuard::default());
-        desired.restore(picture);
+        desired.restore(held_state);
         desired.serve_restored();
-        assert!(desired.picture(1).is_some());
+        assert!(desired.held_state(1).is_some());
     }
 });

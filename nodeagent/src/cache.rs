@@ -27,7 +27,7 @@ use kplane_model::{Digest, NodeName, ObjectHash};
 
 pub use self::file::FileError;
 use crate::claim::LOCK;
-use crate::desired::{Picture, is_folder};
+use crate::desired::{Snapshot, is_folder};
 use kplane_dataplane::chain;
 use kplane_dataplane::kernel_setting;
 use kplane_dataplane::policy::Tell;
@@ -69,7 +69,7 @@ enum Storage {
 /// The content of a cache file in memory, for simulations.
 pub type MemoryFile = Arc<Mutex<Vec<u8>>>;
 
-/// Writes the pictures that callers hand over.
+/// Writes the snapshots that callers hand over.
 #[derive(Debug)]
 pub struct CheckpointWriter(Output);
 
@@ -83,7 +83,7 @@ enum Output {
     MemoryFile(MemoryFile, NodeName),
 }
 
-/// The picture to write next. A newer picture replaces one that waits.
+/// The snapshot to write next. A newer snapshot replaces one that waits.
 #[derive(Debug, Default)]
 struct Slot {
     state: Mutex<Pending>,
@@ -92,16 +92,16 @@ struct Slot {
 
 #[derive(Debug, Default)]
 struct Pending {
-    picture: Option<Picture>,
+    snapshot: Option<Snapshot>,
     /// A text that is not written yet, and its time.
     note: Option<(String, Instant)>,
-    /// This is the last picture.
+    /// This is the last snapshot.
     last: bool,
 }
 
 /// What to write next.
 enum Item {
-    Picture(Picture),
+    Snapshot(Snapshot),
     Note(String),
 }
 
@@ -109,7 +109,7 @@ enum Item {
 #[derive(Debug, Default)]
 pub struct Remains {
     /// What the node served; `None` = not known.
-    pub picture: Option<Picture>,
+    pub snapshot: Option<Snapshot>,
     /// The last text for [`CheckpointWriter::notes`].
     pub suspects: String,
 }
@@ -120,10 +120,10 @@ impl Slot {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn put(&self, picture: Option<Picture>, last: bool) {
+    fn put(&self, snapshot: Option<Snapshot>, last: bool) {
         let mut paper = self.lock();
-        if picture.is_some() {
-            paper.picture = picture;
+        if snapshot.is_some() {
+            paper.snapshot = snapshot;
         }
         paper.last |= last;
         self.wake.notify_one();
@@ -146,8 +146,8 @@ impl Slot {
             if let Some((note, _)) = paper.note.take_if(is_due) {
                 return Some(Item::Note(note));
             }
-            match paper.picture.take() {
-                Some(picture) => return Some(Item::Picture(picture)),
+            match paper.snapshot.take() {
+                Some(snapshot) => return Some(Item::Snapshot(snapshot)),
                 None if last => return None,
                 None => {}
             }
@@ -219,8 +219,8 @@ impl Cache {
     ///
     /// # Errors
     /// The reason why the content cannot be used.
-    pub fn parse(content: Vec<u8>, node: &str) -> Result<Picture, FileError> {
-        Ok(format::decode(content, node)?.picture)
+    pub fn parse(content: Vec<u8>, node: &str) -> Result<Snapshot, FileError> {
+        Ok(format::decode(content, node)?.snapshot)
     }
 
     /// Appends the checksum to content that was made by hand, for tests.
@@ -245,7 +245,7 @@ impl Cache {
                 let known = format::decode(bytes, &self.node).ok();
                 let writer = CheckpointWriter(Output::MemoryFile(content, self.node));
                 let left = Remains {
-                    picture: known.map(|loaded| loaded.picture),
+                    snapshot: known.map(|loaded| loaded.snapshot),
                     ..Remains::default()
                 };
                 Ok((writer, left))
@@ -272,7 +272,7 @@ impl Disk {
             let suspects = file::read_text(&self.suspects());
             let left = Remains {
                 suspects: suspects.clone(),
-                picture: self.load(),
+                snapshot: self.load(),
             };
             // The receiver is gone if the disk took too long.
             let _ = told.send(left);
@@ -295,12 +295,12 @@ impl Disk {
         self.path.with_file_name(file_name(SUSPECTS, &self.node))
     }
 
-    fn load(&self) -> Option<Picture> {
+    fn load(&self) -> Option<Snapshot> {
         let started = Instant::now();
         let file = self.path.display();
         let loaded = file::read(&self.path).and_then(|content| {
             let mut loaded = format::decode(content.bytes, &self.node)?;
-            let source = &*loaded.picture.cluster;
+            let source = &*loaded.snapshot.cluster;
             let is_ours = match &self.source {
                 Some(folder) => *source == **folder,
                 None => !is_folder(source),
@@ -308,21 +308,21 @@ impl Disk {
             if !is_ours {
                 return Err(FileError::OtherSource(source.to_owned()));
             }
-            if loaded.picture.confirmed_ms == 0 {
-                loaded.picture.confirmed_ms = content.written_ms;
+            if loaded.snapshot.confirmed_ms == 0 {
+                loaded.snapshot.confirmed_ms = content.written_ms;
             }
             Ok(loaded)
         });
         match loaded {
-            Ok(format::CacheContent { picture, skipped }) => {
+            Ok(format::CacheContent { snapshot, skipped }) => {
                 tracing::info!(
                     %file,
-                    objects = picture.objects.len(),
+                    objects = snapshot.objects.len(),
                     skipped,
                     took = ?started.elapsed(),
                     "read the cache of what this node served"
                 );
-                Some(picture)
+                Some(snapshot)
             }
             Err(FileError::Absent) => None,
             Err(error) => {
@@ -342,8 +342,8 @@ impl Disk {
         let suspects = self.suspects();
         let mut complained = false;
         while let Some(item) = slot.next() {
-            let picture = match item {
-                Item::Picture(picture) => picture,
+            let snapshot = match item {
+                Item::Snapshot(snapshot) => snapshot,
                 Item::Note(note) => {
                     if note != noted {
                         // Without notes, no death is explained: nothing else fails.
@@ -354,10 +354,10 @@ impl Disk {
                 }
             };
             let started = Instant::now();
-            let written = file::replace(&self.path, |to| format::encode(to, &self.node, &picture));
+            let written = file::replace(&self.path, |to| format::encode(to, &self.node, &snapshot));
             match written {
                 Ok(bytes) => {
-                    let (objects, took) = (picture.objects.len(), started.elapsed());
+                    let (objects, took) = (snapshot.objects.len(), started.elapsed());
                     tracing::debug!(%file, objects, bytes, ?took, "wrote the cache");
                     complained = false;
                 }
@@ -387,23 +387,23 @@ impl CheckpointWriter {
         Some(Box::new(move |note| slot.put_note(note)))
     }
 
-    /// Hands over a picture to write.
-    pub fn take(&self, picture: Picture) {
+    /// Hands over a snapshot to write.
+    pub fn take(&self, snapshot: Snapshot) {
         match &self.0 {
-            Output::Thread { slot, .. } => slot.put(Some(picture), false),
+            Output::Thread { slot, .. } => slot.put(Some(snapshot), false),
             Output::MemoryFile(content, node) => {
                 let mut bytes = Vec::new();
                 // Memory takes everything.
-                let _ = format::encode(&mut bytes, node, &picture);
+                let _ = format::encode(&mut bytes, node, &snapshot);
                 *lock(content) = bytes;
             }
         }
     }
 
     /// Ends the thread and waits until it has written everything, for a few seconds at most.
-    pub fn close(&self, last: Option<Picture>) {
+    pub fn close(&self, last: Option<Snapshot>) {
         let Output::Thread { slot, ended } = &self.0 else {
-            last.into_iter().for_each(|picture| self.take(picture));
+            last.into_iter().for_each(|snapshot| self.take(snapshot));
             return;
         };
         slot.put(last, true);

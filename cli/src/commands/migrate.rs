@@ -15,9 +15,9 @@ use crate::args::migrate::{MigrateCommand, TargetArgs, WalkArgs};
 use crate::connection::{Asked, Route};
 use crate::failure::Failure;
 use crate::migrate::order::{Chosen, Order};
-use crate::migrate::picture::Picture;
 use crate::migrate::plan;
 use crate::migrate::record::{Direction, Record};
+use crate::migrate::snapshot::Snapshot;
 use crate::migrate::stage::Stage;
 use crate::view::migration::MigrationView;
 
@@ -27,8 +27,8 @@ use walk::Walk;
 /// Runs a command.
 pub(crate) async fn run(cli: &Cli, command: &MigrateCommand) -> Result<Verdict, Failure> {
     match command {
-        MigrateCommand::Plan(target) => picture(cli, target, true).await,
-        MigrateCommand::Status(target) => picture(cli, target, false).await,
+        MigrateCommand::Plan(target) => snapshot(cli, target, true).await,
+        MigrateCommand::Status(target) => snapshot(cli, target, false).await,
         MigrateCommand::Start(args) => walk(cli, args, Direction::ToKplane, None).await,
         MigrateCommand::Back { walk: args, image } => {
             walk(cli, args, Direction::Back, image.as_deref()).await
@@ -48,11 +48,11 @@ async fn open<'a>(cli: &'a Cli, target: &TargetArgs) -> Result<Cluster<'a>, Fail
     ))
 }
 
-/// Shows the picture; for a plan, what stands in the way decides about the exit code.
-async fn picture(cli: &Cli, target: &TargetArgs, plan: bool) -> Result<Verdict, Failure> {
+/// Shows the snapshot; for a plan, what stands in the way decides about the exit code.
+async fn snapshot(cli: &Cli, target: &TargetArgs, plan: bool) -> Result<Verdict, Failure> {
     let mut cluster = open(cli, target).await?;
-    let picture = Picture::from(&cluster.gather().await?);
-    let view = MigrationView::new(&picture);
+    let snapshot = Snapshot::from(&cluster.gather().await?);
+    let view = MigrationView::new(&snapshot);
     show(cli, &view)?;
     Ok(match plan && view.is_blocked() {
         true => Verdict::NotReached,
@@ -77,7 +77,7 @@ async fn walk(
         .await?;
     show(
         cli,
-        &MigrationView::new(&end.picture).stopped(end.problem.clone()),
+        &MigrationView::new(&end.snapshot).stopped(end.problem.clone()),
     )?;
     Ok(match end.problem {
         Some(_) => Verdict::NotReached,
@@ -117,7 +117,7 @@ async fn chosen(cluster: &Cluster<'_>, args: &WalkArgs) -> Result<Chosen, Failur
 async fn pause(cli: &Cli, target: &TargetArgs) -> Result<Verdict, Failure> {
     let mut cluster = open(cli, target).await?;
     let objects = cluster.gather().await?;
-    let Some(record) = Picture::from(&objects).record().cloned() else {
+    let Some(record) = Snapshot::from(&objects).record().cloned() else {
         return Err(Failure::Refused(
             "there is no migration to pause. See: kpctl migrate status".to_owned(),
         ));
@@ -127,21 +127,21 @@ async fn pause(cli: &Cli, target: &TargetArgs) -> Result<Verdict, Failure> {
         ..record
     };
     cluster.write_record(&paused).await?;
-    let picture = Picture::from(&cluster.gather().await?);
-    show(cli, &MigrationView::new(&picture))
+    let snapshot = Snapshot::from(&cluster.gather().await?);
+    show(cli, &MigrationView::new(&snapshot))
 }
 
 /// Deletes kube-proxy's DaemonSet.
 async fn finish(cli: &Cli, target: &TargetArgs, yes: bool) -> Result<Verdict, Failure> {
     let mut cluster = open(cli, target).await?;
     let objects = cluster.gather().await?;
-    let picture = Picture::from(&objects);
-    if let Some(blocked) = plan::unfinished(&picture) {
-        show(cli, &MigrationView::new(&picture).stopped(Some(blocked)))?;
+    let snapshot = Snapshot::from(&objects);
+    if let Some(blocked) = plan::unfinished(&snapshot) {
+        show(cli, &MigrationView::new(&snapshot).stopped(Some(blocked)))?;
         return Ok(Verdict::NotReached);
     }
     if objects.kube_proxy.is_some() {
-        let stages = picture.nodes.iter().map(Stage::of);
+        let stages = snapshot.nodes.iter().map(Stage::of);
         let count = stages.filter(|stage| *stage == Stage::Kplane).count();
         let kube_proxy = &target.kube_proxy;
         anstream::eprintln!("kplane serves {count} nodes, and each is verified.");
@@ -151,6 +151,6 @@ async fn finish(cli: &Cli, target: &TargetArgs, yes: bool) -> Result<Verdict, Fa
         }
         cluster.save_and_delete().await?;
     }
-    let picture = Picture::from(&cluster.gather().await?);
-    show(cli, &MigrationView::new(&picture))
+    let snapshot = Snapshot::from(&cluster.gather().await?);
+    show(cli, &MigrationView::new(&snapshot))
 }

@@ -1,9 +1,9 @@
-//! The next step of a migration, from a picture of the cluster. Pure: the same picture has the same step, however often
+//! The next step of a migration, from a snapshot of the cluster. Pure: the same snapshot has the same step, however often
 //! kpctl asks, and on which machine.
 
 use super::order::Order;
-use super::picture::{Agents, Mark, NodePicture, Picture};
 use super::record::Direction;
+use super::snapshot::{Agents, Mark, NodeSnapshot, Snapshot};
 use super::stage::Stage;
 
 /// The reason why a migration cannot go on, and what to type.
@@ -48,11 +48,11 @@ pub(crate) enum Step {
 }
 
 /// Returns the next step.
-pub(crate) fn next(picture: &Picture, order: &Order) -> Step {
-    if let Some(blocked) = blocked(picture, order) {
+pub(crate) fn next(snapshot: &Snapshot, order: &Order) -> Step {
+    if let Some(blocked) = blocked(snapshot, order) {
         return Step::Blocked(blocked);
     }
-    let Some(kube_proxy) = &picture.kube_proxy else {
+    let Some(kube_proxy) = &snapshot.kube_proxy else {
         return Step::Recreate;
     };
     if kube_proxy
@@ -67,19 +67,19 @@ pub(crate) fn next(picture: &Picture, order: &Order) -> Step {
     {
         return Step::KeepOff;
     }
-    let nodes: Vec<(&NodePicture, Stage)> = picture
+    let nodes: Vec<(&NodeSnapshot, Stage)> = snapshot
         .nodes
         .iter()
         .map(|node| (node, Stage::of(node)))
         .collect();
     match order.direction {
         Direction::ToKplane => forward(&nodes, order),
-        Direction::Back => back(picture, &nodes, order),
+        Direction::Back => back(snapshot, &nodes, order),
     }
 }
 
 /// Returns what has to be changed before anything can be done.
-pub(crate) fn blocked(picture: &Picture, order: &Order) -> Option<Blocked> {
+pub(crate) fn blocked(snapshot: &Snapshot, order: &Order) -> Option<Blocked> {
     let because = |problem: &str, remedy: &str| {
         Some(Blocked {
             problem: problem.to_owned(),
@@ -88,13 +88,13 @@ pub(crate) fn blocked(picture: &Picture, order: &Order) -> Option<Blocked> {
     };
     match order.direction {
         Direction::ToKplane => {
-            if picture.kube_proxy.is_none() {
+            if snapshot.kube_proxy.is_none() {
                 return because(
                     "kube-proxy has no DaemonSet in this cluster",
                     "kpctl check; --kube-proxy NAMESPACE/NAME names another DaemonSet",
                 );
             }
-            let Some(agents) = &picture.agents else {
+            let Some(agents) = &snapshot.agents else {
                 return because(
                     "kplane's agents have no DaemonSet in this cluster",
                     "helm install kplane deploy/chart --namespace kplane --create-namespace \
@@ -104,21 +104,21 @@ pub(crate) fn blocked(picture: &Picture, order: &Order) -> Option<Blocked> {
             if let Some(blocked) = unlimited(agents) {
                 return Some(blocked);
             }
-            let error = picture.plane_error.as_ref()?;
+            let error = snapshot.plane_error.as_ref()?;
             because(
                 &format!("no node can be verified without the control plane: {error}"),
                 "kpctl status",
             )
         }
-        Direction::Back if picture.kube_proxy.is_none() && !picture.saved => because(
+        Direction::Back if snapshot.kube_proxy.is_none() && !snapshot.saved => because(
             "kube-proxy has no DaemonSet, and ConfigMap kplane-kube-proxy does not have it either",
             "kubeadm init phase addon kube-proxy, or as your distribution installs it",
         ),
         Direction::Back => {
-            let agents = picture.agents.as_ref();
+            let agents = snapshot.agents.as_ref();
             agents
                 .and_then(unlimited)
-                .or_else(|| other_names(picture, order))
+                .or_else(|| other_names(snapshot, order))
         }
     }
 }
@@ -152,9 +152,9 @@ pub(crate) fn upgrade(agents: Option<&Agents>, set: &str) -> String {
 
 /// Returns the problem of a node on which kplane uses names of kube-proxy that kube-proxy itself, in its mode, would
 /// not take over.
-fn other_names(picture: &Picture, order: &Order) -> Option<Blocked> {
-    let mode = picture.mode.as_deref()?;
-    let mut served = picture
+fn other_names(snapshot: &Snapshot, order: &Order) -> Option<Blocked> {
+    let mode = snapshot.mode.as_deref()?;
+    let mut served = snapshot
         .nodes
         .iter()
         .filter(|node| node.mark == Mark::Kplane && order.chosen.has(&node.name))
@@ -167,13 +167,13 @@ fn other_names(picture: &Picture, order: &Order) -> Option<Blocked> {
              kernel, so that Services would be cut off on the way back",
             served.backend
         ),
-        remedy: upgrade(picture.agents.as_ref(), &format!("agent.backend={mode}")),
+        remedy: upgrade(snapshot.agents.as_ref(), &format!("agent.backend={mode}")),
     })
 }
 
-fn forward(nodes: &[(&NodePicture, Stage)], order: &Order) -> Step {
+fn forward(nodes: &[(&NodeSnapshot, Stage)], order: &Order) -> Step {
     let waits = waits(nodes);
-    let chosen = |node: &NodePicture| order.chosen.has(&node.name);
+    let chosen = |node: &NodeSnapshot| order.chosen.has(&node.name);
     // A node that was on its way back turns round.
     let again = nodes.iter().filter(|(node, stage)| {
         chosen(node) && stage.is_on_its_way() && node.mark == Mark::Returning
@@ -212,7 +212,7 @@ fn forward(nodes: &[(&NodePicture, Stage)], order: &Order) -> Step {
     Step::Done(left.collect())
 }
 
-fn back(picture: &Picture, nodes: &[(&NodePicture, Stage)], order: &Order) -> Step {
+fn back(snapshot: &Snapshot, nodes: &[(&NodeSnapshot, Stage)], order: &Order) -> Step {
     for (node, stage) in nodes {
         match stage {
             Stage::ToCleanUp => return Step::CleanUp(node.name.clone()),
@@ -223,13 +223,13 @@ fn back(picture: &Picture, nodes: &[(&NodePicture, Stage)], order: &Order) -> St
     let returning: Vec<Waiting> = waits(nodes)
         .into_iter()
         .filter(|wait| {
-            picture
+            snapshot
                 .node(&wait.node)
                 .is_some_and(|node| node.mark == Mark::Returning)
         })
         .collect();
     let room = order.at_a_time.saturating_sub(returning.len());
-    let next: Vec<String> = picture
+    let next: Vec<String> = snapshot
         .nodes
         .iter()
         .filter(|node| node.mark == Mark::Kplane && order.chosen.has(&node.name))
@@ -245,11 +245,11 @@ fn back(picture: &Picture, nodes: &[(&NodePicture, Stage)], order: &Order) -> St
     if !returning.is_empty() {
         return Step::Wait(returning);
     }
-    let marked = picture
+    let marked = snapshot
         .nodes
         .iter()
         .any(|node| matches!(node.mark, Mark::Kplane | Mark::Returning));
-    let kube_proxy = picture.kube_proxy.as_ref();
+    let kube_proxy = snapshot.kube_proxy.as_ref();
     if !marked && kube_proxy.is_some_and(|set| set.keeps_off || set.record.is_some()) {
         return Step::Restore;
     }
@@ -257,7 +257,7 @@ fn back(picture: &Picture, nodes: &[(&NodePicture, Stage)], order: &Order) -> St
 }
 
 /// Returns the nodes that are on their way, and what is missing.
-fn waits(nodes: &[(&NodePicture, Stage)]) -> Vec<Waiting> {
+fn waits(nodes: &[(&NodeSnapshot, Stage)]) -> Vec<Waiting> {
     let on_way = nodes.iter().filter(|(_, stage)| stage.is_on_its_way());
     let waits = on_way.map(|(node, stage)| Waiting {
         node: node.name.clone(),
@@ -271,9 +271,9 @@ fn waits(nodes: &[(&NodePicture, Stage)]) -> Vec<Waiting> {
 }
 
 /// Returns why kube-proxy's DaemonSet must not be deleted yet.
-pub(crate) fn unfinished(picture: &Picture) -> Option<Blocked> {
-    let mut nodes = picture.nodes.iter().map(|node| (node, Stage::of(node)));
-    if let Some(error) = &picture.plane_error {
+pub(crate) fn unfinished(snapshot: &Snapshot) -> Option<Blocked> {
+    let mut nodes = snapshot.nodes.iter().map(|node| (node, Stage::of(node)));
+    if let Some(error) = &snapshot.plane_error {
         return Some(Blocked {
             problem: format!("no node can be verified without the control plane: {error}"),
             remedy: "kpctl status".to_owned(),

@@ -2,8 +2,8 @@
 
 use kplane_proto::v1::NodeState;
 
-use super::picture::{Mark, NodePicture, Served};
 use super::pods::PodState;
+use super::snapshot::{Mark, NodeSnapshot, Served};
 
 /// The reason why a node is not where it should be.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -34,7 +34,7 @@ pub(crate) enum Stage {
 
 impl Stage {
     /// Returns the stage of a node.
-    pub(crate) fn of(node: &NodePicture) -> Self {
+    pub(crate) fn of(node: &NodeSnapshot) -> Self {
         if !node.linux {
             return Self::Outside("not a Linux node".to_owned());
         }
@@ -87,7 +87,7 @@ fn trouble(reason: impl Into<String>) -> Trouble {
 }
 
 /// Returns why a node of kplane is not verified; `None` if it is.
-fn moving(node: &NodePicture) -> Option<Trouble> {
+fn moving(node: &NodeSnapshot) -> Option<Trouble> {
     if node.kube_proxy.is_there() {
         return Some(trouble("kube-proxy's pod has not ended"));
     }
@@ -141,7 +141,7 @@ fn pod(state: &PodState, whose: &str) -> Option<Trouble> {
     }
 }
 
-fn returning(node: &NodePicture) -> Stage {
+fn returning(node: &NodeSnapshot) -> Stage {
     if node.agent.is_there() {
         return Stage::Returning(trouble("the agent's pod has not ended"));
     }

@@ -4,7 +4,7 @@
 //! issues, fleet -> Picture -> problems -> Announcer -> Limits -> Writer -> API server
 //! ```
 //!
-//! Everything up to the limits is pure: a picture and a clock go in, events come out. A problem is
+//! Everything up to the limits is pure: a snapshot and a clock go in, events come out. A problem is
 //! announced once, and again before the API server forgets the event if it lasts that long. When
 //! all announced problems of an object are over, an event reports that too. The name of an event is
 //! a hash of its content, so a second replica with the same problem finds the existing event.
@@ -44,7 +44,7 @@ const NODES_NAMED: usize = 10;
 
 /// The input of events: the state of the control plane at one moment.
 #[derive(Clone, Debug, Default)]
-struct Picture {
+struct Snapshot {
     /// Problems with the input.
     issues: Arc<Vec<Issue>>,
     /// Objects that are served although the source no longer names them.
@@ -52,11 +52,11 @@ struct Picture {
     /// The latest Pods that waited to end, with their numbers.
     departures: Vec<(u64, Arc<Departure>)>,
     /// Nodes that exist, have an agent or had one.
-    nodes: BTreeMap<NodeName, NodePicture>,
+    nodes: BTreeMap<NodeName, NodeSnapshot>,
 }
 
 #[derive(Clone, Debug, Default)]
-struct NodePicture {
+struct NodeSnapshot {
     /// A Node object exists.
     known: bool,
     /// The latest record of the node's agent.

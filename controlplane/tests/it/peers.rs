@@ -321,13 +321,13 @@ async fn a_watch_follows_the_agents_of_all_replicas() {
     let mut watch = watch.into_inner();
     let mut until = async |state| {
         loop {
-            let picture = timeout(DEADLINE, watch.message())
+            let held_state = timeout(DEADLINE, watch.message())
                 .await
                 .unwrap()
                 .unwrap()
                 .unwrap();
-            assert!(picture.missing_replicas.is_empty(), "{picture:?}");
-            if states(&picture)["b"] == state {
+            assert!(held_state.missing_replicas.is_empty(), "{held_state:?}");
+            if states(&held_state)["b"] == state {
                 return;
             }
         }

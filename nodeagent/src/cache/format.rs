@@ -33,7 +33,7 @@ use kplane_proto::convert::{decode_object, encode_object};
 use siphasher::sip128::{Hasher128 as _, SipHasher13};
 
 use super::file::FileError;
-use crate::desired::{Freshness, Picture, Position, Remembered};
+use crate::desired::{Freshness, Snapshot, Position, Remembered};
 
 const MAGIC: &[u8] = b"kplane desired state\n";
 
@@ -46,13 +46,13 @@ const HASH: usize = 16;
 /// The content of a file.
 #[derive(Debug)]
 pub(super) struct CacheContent {
-    pub(super) picture: Picture,
+    pub(super) snapshot: Snapshot,
     /// The number of objects that this version does not understand.
     pub(super) skipped: usize,
 }
 
-/// Writes a picture.
-pub(super) fn encode(to: &mut dyn Write, node: &str, picture: &Picture) -> io::Result<()> {
+/// Writes a snapshot.
+pub(super) fn encode(to: &mut dyn Write, node: &str, snapshot: &Snapshot) -> io::Result<()> {
     let mut to = Summing {
         inner: to,
         sum: SipHasher13::new(),
@@ -60,28 +60,28 @@ pub(super) fn encode(to: &mut dyn Write, node: &str, picture: &Picture) -> io::R
     to.write_all(MAGIC)?;
     to.write_all(&VERSION.to_be_bytes())?;
     to.block(node.as_bytes())?;
-    to.write_all(&picture.position.epoch.to_be_bytes())?;
-    to.write_all(&picture.position.revision.to_be_bytes())?;
-    to.write_all(&picture.digest.to_bytes())?;
-    to.write_all(&length(picture.objects.len())?)?;
-    for one in &picture.objects {
+    to.write_all(&snapshot.position.epoch.to_be_bytes())?;
+    to.write_all(&snapshot.position.revision.to_be_bytes())?;
+    to.write_all(&snapshot.digest.to_bytes())?;
+    to.write_all(&length(snapshot.objects.len())?)?;
+    for one in &snapshot.objects {
         to.write_all(&[u8::from(one.held)])?;
         to.block(&encode_object(&one.object))?;
     }
-    to.write_all(&picture.confirmed_ms.to_be_bytes())?;
-    to.block(picture.cluster.as_bytes())?;
-    to.write_all(&length(picture.freshness.kinds().len())?)?;
-    for (kind, version) in picture.freshness.kinds() {
+    to.write_all(&snapshot.confirmed_ms.to_be_bytes())?;
+    to.block(snapshot.cluster.as_bytes())?;
+    to.write_all(&length(snapshot.freshness.kinds().len())?)?;
+    for (kind, version) in snapshot.freshness.kinds() {
         to.block(kind.as_bytes())?;
         to.block(version.as_bytes())?;
     }
-    let addresses: Vec<IpAddr> = picture.last_known.into_iter().flatten().collect();
+    let addresses: Vec<IpAddr> = snapshot.last_known.into_iter().flatten().collect();
     to.write_all(&length(addresses.len())?)?;
     for ip in addresses {
         to.block(&octets(ip))?;
     }
-    to.write_all(&length(picture.pod_ranges.len())?)?;
-    for range in &picture.pod_ranges {
+    to.write_all(&length(snapshot.pod_ranges.len())?)?;
+    for range in &snapshot.pod_ranges {
         to.write_all(&[range.prefix_len()])?;
         to.block(&octets(range.first()))?;
     }
@@ -89,7 +89,7 @@ pub(super) fn encode(to: &mut dyn Write, node: &str, picture: &Picture) -> io::R
     to.inner.write_all(&sum.to_be_bytes())
 }
 
-/// Reads a picture that was written for this node.
+/// Reads a snapshot that was written for this node.
 pub(super) fn decode(file: Vec<u8>, node: &str) -> Result<CacheContent, FileError> {
     let mut rest = Bytes::from(file);
     if !rest.starts_with(MAGIC) || rest.len() < MAGIC.len() + HASH {
@@ -148,7 +148,7 @@ pub(super) fn decode(file: Vec<u8>, node: &str) -> Result<CacheContent, FileErro
         true => Vec::new(),
         false => ranges(&mut rest)?,
     };
-    let picture = Picture {
+    let snapshot = Snapshot {
         position,
         digest: Digest::from_bytes(digest),
         confirmed_ms,
@@ -158,7 +158,7 @@ pub(super) fn decode(file: Vec<u8>, node: &str) -> Result<CacheContent, FileErro
         pod_ranges,
         objects,
     };
-    Ok(CacheContent { picture, skipped })
+    Ok(CacheContent { snapshot, skipped })
 }
 
 fn freshness(from: &mut Bytes) -> Result<Freshness, FileError> {

@@ -16,7 +16,7 @@ use super::{Desired, Freshness, Position, Slot, Standing, Dirty};
 
 /// Everything that an agent serves at one moment, for the cache file.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Picture {
+pub struct Snapshot {
     /// The last update that the agent took.
     pub position: Position,
     /// The digest of the objects as the control plane last sent them. Held objects are not part of it.
@@ -36,7 +36,7 @@ pub struct Picture {
     pub objects: Vec<Remembered>,
 }
 
-/// An object of a [`Picture`].
+/// An object of a [`Snapshot`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Remembered {
     /// The object as it is served.
@@ -89,8 +89,8 @@ impl Desired {
     /// The control plane may continue from this state only if it is exactly what the control plane sent.
     /// It is not if something is held, invalid, or not understood by this version: then only a snapshot
     /// makes it complete.
-    pub fn restore(&mut self, picture: Picture) {
-        for one in picture.objects {
+    pub fn restore(&mut self, snapshot: Snapshot) {
+        for one in snapshot.objects {
             self.count(&one.object, u64::wrapping_add);
             let key = one.object.key();
             let backing = match one.held {
@@ -111,21 +111,21 @@ impl Desired {
         self.objects.values().for_each(|slot| sum.add(slot.hash));
         let mut slots = self.objects.values();
         let nothing_held = slots.all(|slot| slot.backing == Backing::Named);
-        self.exact = nothing_held && sum == picture.digest;
-        self.digest = picture.digest;
-        self.positions = vec![picture.position];
+        self.exact = nothing_held && sum == snapshot.digest;
+        self.digest = snapshot.digest;
+        self.positions = vec![snapshot.position];
         self.knew_policies = true;
-        self.cluster = picture.cluster;
-        self.freshness = picture.freshness;
-        self.last_known = picture.last_known;
-        self.pod_ranges = picture.pod_ranges;
+        self.cluster = snapshot.cluster;
+        self.freshness = snapshot.freshness;
+        self.last_known = snapshot.last_known;
+        self.pod_ranges = snapshot.pod_ranges;
         self.note_node();
         self.note_all_sizes();
     }
 
     /// Returns the state in effect, which a control plane confirmed at this time; `None` if there is none.
     /// Costs one pointer for each object.
-    pub fn picture(&self, confirmed_ms: u64) -> Option<Picture> {
+    pub fn snapshot(&self, confirmed_ms: u64) -> Option<Snapshot> {
         let remembered = self.objects.values().filter_map(|slot| {
             Some(Remembered {
                 object: slot.object.clone()?,
@@ -133,7 +133,7 @@ impl Desired {
                 held: slot.backing != Backing::Named,
             })
         });
-        Some(Picture {
+        Some(Snapshot {
             position: self.position()?,
             digest: self.digest,
             confirmed_ms,

@@ -11,7 +11,7 @@ use super::confirmation::Confirmation;
 use super::now::Now;
 use super::pipeline::Pipeline;
 use crate::cache::{Cache, CheckpointWriter};
-use crate::desired::{CliffGuard, Confidence, Desired, Held, Picture, Position};
+use crate::desired::{CliffGuard, Confidence, Desired, Held, Snapshot, Position};
 use kplane_dataplane::policy::Tell;
 
 /// Time from a change to the write that covers it and all later ones until then.
@@ -50,11 +50,11 @@ impl CheckpointSettings {
             Some(Ok((writer, left))) => {
                 suspects = writer.notes().map(|tell| (left.suspects, tell));
                 checkpoint.writer = Some(writer);
-                checkpoint.blind = left.picture.is_none();
-                if let Some(picture) = left.picture {
-                    checkpoint.written = Some((picture.position, picture.confirmed_ms));
-                    checkpoint.confirmation.set(picture.confirmed_ms);
-                    desired.restore(picture);
+                checkpoint.blind = left.snapshot.is_none();
+                if let Some(snapshot) = left.snapshot {
+                    checkpoint.written = Some((snapshot.position, snapshot.confirmed_ms));
+                    checkpoint.confirmation.set(snapshot.confirmed_ms);
+                    desired.restore(snapshot);
                 }
             }
             Some(Err(error)) => {
@@ -175,11 +175,11 @@ impl Checkpoint {
     /// Hands the served state to the keeper, if the file does not have it.
     pub(super) fn hand_over(&mut self, desired: &Desired, now: Instant) {
         self.refresh = Some(now + REFRESH);
-        let picture = self.unwritten(desired);
-        if let (Some(writer), Some(picture)) = (&self.writer, picture) {
-            let objects = u32::try_from(picture.objects.len()).unwrap_or(u32::MAX);
+        let snapshot = self.unwritten(desired);
+        if let (Some(writer), Some(snapshot)) = (&self.writer, snapshot) {
+            let objects = u32::try_from(snapshot.objects.len()).unwrap_or(u32::MAX);
             self.handed_over = Some(now + INTERVAL.max(INTERVAL_OF_ONE * objects));
-            writer.take(picture);
+            writer.take(snapshot);
         }
     }
 
@@ -193,7 +193,7 @@ impl Checkpoint {
 
     /// Returns the served state, if it, its position or its confirmation is newer than the file; `None` also
     /// if nothing is in effect, or the kernel has held nothing yet.
-    fn unwritten(&mut self, desired: &Desired) -> Option<Picture> {
+    fn unwritten(&mut self, desired: &Desired) -> Option<Snapshot> {
         let confirmed_ms = self.confirmation.get();
         let written = Some((desired.position()?, confirmed_ms));
         let changed = self.due.take().is_some();
@@ -202,7 +202,7 @@ impl Checkpoint {
             return None;
         }
         self.written = written;
-        desired.picture(confirmed_ms)
+        desired.snapshot(confirmed_ms)
     }
 }
 

@@ -193,7 +193,7 @@ async fn an_agent_gets_from_another_replica_what_differs_there() {
                  spec: {{clusterIP: {ip}, clusterIPs: [{ip}], ports: [{{port: 80}}]}}\n"
             )
         });
-        // Without any endpoint, the picture would count as incomplete.
+        // Without any endpoint, the snapshot would count as incomplete.
         let slice = "---\napiVersion: discovery.k8s.io/v1\nkind: EndpointSlice\naddressType: IPv4\n\
                      metadata: {name: web-1, namespace: shop, labels: {kubernetes.io/service-name: web}}\n\
                      ports: [{port: 8080}]\nendpoints: [{addresses: [10.244.0.1]}]\n";

@@ -79,7 +79,7 @@ impl Agent {
         self.starts += 1;
         let content = lock(&self.file).clone();
         let known = Cache::parse(content, &self.name()).ok();
-        let position = known.map(|picture| (picture.position.epoch, picture.position.revision));
+        let position = known.map(|snapshot| (snapshot.position.epoch, snapshot.position.revision));
         lock(&self.wire.ledger).starts(self.node, position);
         let restore = CheckpointSettings {
             guard: CliffGuard {

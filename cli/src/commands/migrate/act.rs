@@ -7,8 +7,8 @@ use super::gather::{Cluster, SAVED};
 use crate::connection::Asked;
 use crate::failure::Failure;
 use crate::migrate::cleanup::{self, Program, Purpose};
-use crate::migrate::picture::{Mark, Objects as Gathered, Picture};
 use crate::migrate::record::{ANNOTATION, Record};
+use crate::migrate::snapshot::{Mark, Objects as Gathered, Snapshot};
 use crate::migrate::{KPLANE, LABEL, RETURNING, affinity};
 
 /// The key of kube-proxy's DaemonSet in the ConfigMap.
@@ -49,12 +49,12 @@ impl Cluster<'_> {
     /// Removes what a migration has added to kube-proxy's DaemonSet, if that is still there.
     pub(crate) async fn forget_migration(&mut self) -> Result<(), Failure> {
         let objects = self.gather_objects().await?;
-        let picture = Picture::from(&objects);
-        let kept = picture.kube_proxy.as_ref();
+        let snapshot = Snapshot::from(&objects);
+        let kept = snapshot.kube_proxy.as_ref();
         let kept = kept.is_some_and(|set| set.keeps_off || set.record.is_some());
         match (&objects.kube_proxy, kept) {
             (Some(set), true) => {
-                let record = picture.record().cloned().unwrap_or_default();
+                let record = snapshot.record().cloned().unwrap_or_default();
                 self.restore(set, &record).await
             }
             _ => Ok(()),

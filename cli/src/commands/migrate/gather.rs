@@ -10,7 +10,7 @@ use crate::args::migrate::Target;
 use crate::client::{self, Client};
 use crate::connection::{Asked, ObjectClient, Route};
 use crate::failure::Failure;
-use crate::migrate::picture::Objects as Gathered;
+use crate::migrate::snapshot::Objects as Gathered;
 use crate::migrate::{AGENTS, cleanup};
 
 /// kube-proxy's configuration in its ConfigMap, as kubeadm names it.

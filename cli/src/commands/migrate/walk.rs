@@ -9,10 +9,10 @@ use super::gather::Cluster;
 use crate::failure::Failure;
 use crate::migrate::cleanup::Purpose;
 use crate::migrate::order::Order;
-use crate::migrate::picture::{Mark, Objects as Gathered, Picture};
 use crate::migrate::plan::{self, Blocked, Step, Waiting};
 use crate::migrate::pods::PodState;
 use crate::migrate::record::{Direction, Record, Stopped};
+use crate::migrate::snapshot::{Mark, Objects as Gathered, Snapshot};
 use kplane_view::time::human;
 
 /// Least time between two readings of the cluster. In large clusters, where reading takes long, the pause is as long as
@@ -39,7 +39,7 @@ pub(super) struct Walk<'a, 'b> {
 
 /// The end of a walk.
 pub(super) struct End {
-    pub(super) picture: Picture,
+    pub(super) snapshot: Snapshot,
     /// Why not all chosen nodes are where they should be.
     pub(super) problem: Option<Blocked>,
 }
@@ -71,13 +71,13 @@ impl<'a, 'b> Walk<'a, 'b> {
                 sleep(PAUSE).await;
                 continue;
             };
-            let mut picture = Picture::from(&objects);
+            let mut snapshot = Snapshot::from(&objects);
             if !self.begun {
-                self.begin(&mut picture).await?;
+                self.begin(&mut snapshot).await?;
             }
-            let step = plan::next(&picture, &self.order);
+            let step = plan::next(&snapshot, &self.order);
             self.forget_arrived(&step);
-            match self.act(&step, &objects, &picture).await {
+            match self.act(&step, &objects, &snapshot).await {
                 // Another program changed the object in between: look again.
                 Err(Failure::Client(crate::client::Error::Route(error))) if error.is_conflict() => {
                 }
@@ -85,7 +85,7 @@ impl<'a, 'b> Walk<'a, 'b> {
                 Err(error) => return Err(error),
                 Ok(Some(ended)) => {
                     return Ok(End {
-                        picture,
+                        snapshot,
                         problem: ended.problem,
                     });
                 }
@@ -135,19 +135,19 @@ impl<'a, 'b> Walk<'a, 'b> {
     }
 
     /// Ends a pause, and what an earlier walk reported.
-    async fn begin(&mut self, picture: &mut Picture) -> Result<(), Failure> {
-        if plan::blocked(picture, &self.order).is_some() {
+    async fn begin(&mut self, snapshot: &mut Snapshot) -> Result<(), Failure> {
+        if plan::blocked(snapshot, &self.order).is_some() {
             return Ok(());
         }
         if self.image.is_some() {
             // Cleanup pods that have not started have the image from before.
-            let nodes = picture.nodes.iter_mut();
+            let nodes = snapshot.nodes.iter_mut();
             for node in nodes.filter(|node| matches!(node.cleanup, PodState::Waiting { .. })) {
                 self.cluster.delete_cleanup(&node.name).await?;
                 node.cleanup = PodState::Leaving;
             }
         }
-        let Some(set) = &mut picture.kube_proxy else {
+        let Some(set) = &mut snapshot.kube_proxy else {
             self.begun = true;
             return Ok(());
         };
@@ -166,9 +166,9 @@ impl<'a, 'b> Walk<'a, 'b> {
         &mut self,
         step: &Step,
         objects: &Gathered,
-        picture: &Picture,
+        snapshot: &Snapshot,
     ) -> Result<Option<Ended>, Failure> {
-        let record = picture.record().cloned().unwrap_or(Record {
+        let record = snapshot.record().cloned().unwrap_or(Record {
             direction: self.order.direction,
             ..Record::default()
         });

@@ -2,8 +2,8 @@ use kplane_proto::v1::NodeState;
 
 use super::*;
 
-fn verified() -> NodePicture {
-    NodePicture {
+fn verified() -> NodeSnapshot {
+    NodeSnapshot {
         name: "a".to_owned(),
         mark: Mark::Kplane,
         ready: true,
@@ -15,7 +15,7 @@ fn verified() -> NodePicture {
             error: String::new(),
             backend: "nftables".to_owned(),
         }),
-        ..NodePicture::default()
+        ..NodeSnapshot::default()
     }
 }
 
@@ -27,7 +27,7 @@ fn a_node_is_verified_if_nothing_at_all_is_missing() {
         node.served.iter_mut().for_each(change);
         node
     };
-    let node = |change: fn(&mut NodePicture)| {
+    let node = |change: fn(&mut NodeSnapshot)| {
         let mut node = verified();
         change(&mut node);
         node
@@ -72,7 +72,7 @@ fn a_node_is_verified_if_nothing_at_all_is_missing() {
 
 #[test]
 fn rules_are_removed_when_kube_proxy_serves_again_and_not_before() {
-    let mut node = NodePicture {
+    let mut node = NodeSnapshot {
         mark: Mark::Returning,
         ..verified()
     };

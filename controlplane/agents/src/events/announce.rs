@@ -7,7 +7,7 @@ use kplane_desired_state::k8s::Kind;
 use kplane_model::NodeName;
 
 use super::problems::{Key, Problem, problems};
-use super::{Event, Object, Picture, Reason};
+use super::{Event, Object, Reason, Snapshot};
 
 /// Interval at which a lasting problem is announced again: API servers forget events after an hour, by default.
 const REFRESH: Duration = Duration::from_secs(30 * 60);
@@ -59,11 +59,11 @@ impl Announcer {
     }
 
     /// Returns the events that are due now.
-    pub(super) fn step(&mut self, picture: &Picture, now: Instant) -> Vec<Event> {
-        let mut events = self.starts(picture);
-        self.repairs(picture, now, &mut events);
-        self.departures(picture, &mut events);
-        let current = problems(picture, self.with_input);
+    pub(super) fn step(&mut self, snapshot: &Snapshot, now: Instant) -> Vec<Event> {
+        let mut events = self.starts(snapshot);
+        self.repairs(snapshot, now, &mut events);
+        self.departures(snapshot, &mut events);
+        let current = problems(snapshot, self.with_input);
         self.ends(&current, &mut events);
         for (key, problem) in &current {
             self.follow(key, problem, now, &mut events);
@@ -73,9 +73,9 @@ impl Announcer {
 
     /// Announces the start of agents (J1). An agent that already holds objects when the control plane
     /// first sees it has not just started.
-    fn starts(&mut self, picture: &Picture) -> Vec<Event> {
+    fn starts(&mut self, snapshot: &Snapshot) -> Vec<Event> {
         let mut events = Vec::new();
-        for (name, node) in &picture.nodes {
+        for (name, node) in &snapshot.nodes {
             let Some(agent) = &node.agent else {
                 continue;
             };
@@ -107,14 +107,14 @@ impl Announcer {
             }));
         }
         self.agents
-            .retain(|name, _| picture.nodes.contains_key(name));
+            .retain(|name, _| snapshot.nodes.contains_key(name));
         events
     }
 
     /// Announces repairs of rules that another program changed. A repair is complete, so no event follows at an
     /// end.
-    fn repairs(&mut self, picture: &Picture, now: Instant, events: &mut Vec<Event>) {
-        for (name, node) in &picture.nodes {
+    fn repairs(&mut self, snapshot: &Snapshot, now: Instant, events: &mut Vec<Event>) {
+        for (name, node) in &snapshot.nodes {
             let agent = node.agent.as_ref();
             let Some((agent, report)) = agent.and_then(|a| Some((a, a.report.as_ref()?))) else {
                 continue;
@@ -154,12 +154,12 @@ impl Announcer {
             events.push(event);
         }
         self.repairs
-            .retain(|name, _| picture.nodes.contains_key(name));
+            .retain(|name, _| snapshot.nodes.contains_key(name));
     }
 
     /// Announces Pods that ended because the time was over.
-    fn departures(&mut self, picture: &Picture, events: &mut Vec<Event>) {
-        for (number, departure) in &picture.departures {
+    fn departures(&mut self, snapshot: &Snapshot, events: &mut Vec<Event>) {
+        for (number, departure) in &snapshot.departures {
             if *number <= self.departed {
                 continue;
             }

@@ -9,7 +9,7 @@ use kplane_model::{Issue, NodeName, ServiceName, Severity};
 use kplane_proto::HEALTH_CHECK_PORT;
 use kplane_proto::v1 as pb;
 
-use super::{NodePicture, Object, Picture, Reason, node_names};
+use super::{NodeSnapshot, Object, Reason, Snapshot, node_names};
 use crate::fleet::holding;
 
 /// Time without an agent after which a node gets an event: restarts and upgrades are over by then.
@@ -38,16 +38,16 @@ pub(super) struct Problem {
 
 pub(super) type Problems = BTreeMap<Key, Problem>;
 
-/// Returns all problems of a picture. `with_input`: includes issues of the input.
-pub(super) fn problems(picture: &Picture, with_input: bool) -> Problems {
+/// Returns all problems of a snapshot. `with_input`: includes issues of the input.
+pub(super) fn problems(snapshot: &Snapshot, with_input: bool) -> Problems {
     let mut found = Problems::new();
     if with_input {
-        let issues = picture.issues.iter();
+        let issues = snapshot.issues.iter();
         found.extend(issues.filter_map(of_issue));
-        found.extend(picture.held.iter().flat_map(|held| of_held(held)));
+        found.extend(snapshot.held.iter().flat_map(|held| of_held(held)));
     }
     let mut services = Services::new();
-    for (name, node) in picture.nodes.iter().filter(|(_, node)| node.known) {
+    for (name, node) in snapshot.nodes.iter().filter(|(_, node)| node.known) {
         of_node(name, node, &mut found);
         let report = node.agent.as_ref().and_then(|agent| agent.report.as_ref());
         for failure in report.iter().flat_map(|report| &report.failures) {
@@ -108,7 +108,7 @@ fn of_held(held: &Held) -> impl Iterator<Item = (Key, Problem)> {
     })
 }
 
-fn of_node(name: &NodeName, node: &NodePicture, found: &mut Problems) {
+fn of_node(name: &NodeName, node: &NodeSnapshot, found: &mut Problems) {
     let mut add = |reason, what: &str, note, since, after| {
         let key = Key {
             object: Object::node(name),

@@ -11,7 +11,7 @@ use tracing::{debug, warn};
 use super::announce::Announcer;
 use super::limits::Queue;
 use super::write::{CREATE, Unwritten, Writer};
-use super::{Event, NodePicture, Picture};
+use super::{Event, NodeSnapshot, Snapshot};
 use crate::hub::Hub;
 use crate::peers::{Peers, Served};
 use crate::traffic::{EventCounts, Fate};
@@ -115,16 +115,16 @@ impl Task {
     }
 
     async fn look(&mut self) {
-        // Before the first complete picture, the existing nodes are unknown.
+        // Before the first complete snapshot, the existing nodes are unknown.
         if !self.hub.store.head().borrow().synced {
             return;
         }
         self.ask_others().await;
         let served = self.served.as_ref().map(|(_, served)| served);
-        let picture = picture(&self.hub, served);
+        let snapshot = snapshot(&self.hub, served);
         let now = Instant::now();
         let dropped = self.queue.dropped;
-        for event in self.announcer.step(&picture, now) {
+        for event in self.announcer.step(&snapshot, now) {
             self.queue.push(event, now);
         }
         self.count(Fate::Dropped, self.queue.dropped - dropped);
@@ -211,28 +211,28 @@ impl Task {
 }
 
 /// Returns the present state. Only the replica that serves a node reports on its agent.
-fn picture(hub: &Hub, served: Option<&Served>) -> Picture {
-    let mut picture = Picture {
+fn snapshot(hub: &Hub, served: Option<&Served>) -> Snapshot {
+    let mut snapshot = Snapshot {
         issues: hub.issues(),
         held: hub.summary().borrow().held.clone(),
         departures: hub.departures.latest(),
-        ..Picture::default()
+        ..Snapshot::default()
     };
     let suspicions = hub.suspects.now();
     for (name, facts) in hub.store.nodes() {
-        let node = NodePicture {
+        let node = NodeSnapshot {
             known: facts.known,
             agent: None,
             suspected: suspicions.nodes.get(&name).map(ToString::to_string),
         };
-        picture.nodes.insert(name, node);
+        snapshot.nodes.insert(name, node);
     }
     for (name, record) in hub.fleet.records() {
         if record.connected || !served.is_some_and(|served| served.may_have(&name)) {
-            picture.nodes.entry(name).or_default().agent = Some(record);
+            snapshot.nodes.entry(name).or_default().agent = Some(record);
         }
     }
-    picture
+    snapshot
 }
 
 #[cfg(test)]
@@ -259,7 +259,7 @@ mod tests {
         let _here = begin("here");
         drop(begin("gone"));
         let agents = |served: Option<&Served>| {
-            let nodes = picture(&hub, served).nodes.into_iter();
+            let nodes = snapshot(&hub, served).nodes.into_iter();
             let with = nodes.filter(|(_, node)| node.agent.is_some());
             with.map(|(name, _)| name.to_string()).collect::<Vec<_>>()
         };

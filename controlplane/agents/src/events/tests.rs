@@ -1,4 +1,4 @@
-//! Events for given pictures.
+//! Events for given snapshots.
 
 use std::sync::LazyLock;
 use std::time::{Duration, Instant, SystemTime};
@@ -64,36 +64,36 @@ fn agent() -> AgentRecord {
     }
 }
 
-/// An announcer, and the picture that it gets.
+/// An announcer, and the snapshot that it gets.
 struct Rig {
     announcer: Announcer,
-    picture: Picture,
+    snapshot: Snapshot,
 }
 
 impl Rig {
-    /// Creates a picture with agents on these nodes.
+    /// Creates a snapshot with agents on these nodes.
     fn new(nodes: &[&str]) -> Self {
         let mut rig = Self {
             announcer: Announcer::new(true),
-            picture: Picture::default(),
+            snapshot: Snapshot::default(),
         };
         for name in nodes {
-            let node = NodePicture {
+            let node = NodeSnapshot {
                 suspected: None,
                 known: true,
                 agent: Some(Arc::new(agent())),
             };
-            rig.picture.nodes.insert((*name).into(), node);
+            rig.snapshot.nodes.insert((*name).into(), node);
         }
         rig
     }
 
     fn issues(&mut self, issues: &[Issue]) {
-        self.picture.issues = Arc::new(issues.to_vec());
+        self.snapshot.issues = Arc::new(issues.to_vec());
     }
 
     fn agent(&mut self, node: &str) -> &mut AgentRecord {
-        let node = self.picture.nodes.get_mut(node).unwrap();
+        let node = self.snapshot.nodes.get_mut(node).unwrap();
         Arc::make_mut(node.agent.as_mut().unwrap())
     }
 
@@ -107,7 +107,7 @@ impl Rig {
 
     /// Returns the events at this time in seconds, as `Warning Reason kind name: note`.
     fn step(&mut self, seconds: u64) -> Vec<String> {
-        let events = self.announcer.step(&self.picture, at(seconds));
+        let events = self.announcer.step(&self.snapshot, at(seconds));
         let text = |event: &Event| {
             let severity = if event.reason.is_warning() {
                 "Warning"
@@ -230,7 +230,7 @@ fn a_policy_that_cannot_be_enforced_as_written_is_announced_until_it_can() {
 #[test]
 fn services_that_are_held_are_announced_when_it_lasts() {
     let mut rig = Rig::new(&[]);
-    rig.picture.held = Some(Arc::new(Held {
+    rig.snapshot.held = Some(Arc::new(Held {
         services: 991,
         without_endpoints: 0,
         policies: 0,
@@ -249,7 +249,7 @@ fn services_that_are_held_are_announced_when_it_lasts() {
     assert_eq!(rig.step(20), [""; 0]);
     // A standalone agent does not announce problems that every agent sees.
     let mut announcer = Announcer::new(false);
-    assert!(announcer.step(&rig.picture, at(20)).is_empty());
+    assert!(announcer.step(&rig.snapshot, at(20)).is_empty());
 }
 
 #[test]
@@ -286,7 +286,7 @@ fn a_node_without_its_agent_is_stale_after_a_minute() {
     rig.agent("n1").connected = true;
     assert_eq!(rig.step(240), NOTHING);
     rig.agent("n2").connected = false;
-    rig.picture.nodes.get_mut("n2").unwrap().known = false;
+    rig.snapshot.nodes.get_mut("n2").unwrap().known = false;
     assert_eq!(rig.step(1_000), NOTHING);
 }
 
@@ -529,7 +529,7 @@ fn a_pod_that_ended_early_gets_one_event() {
             ..Departure::default()
         })
     };
-    rig.picture.departures = vec![
+    rig.snapshot.departures = vec![
         (1, departure("web-1", "")),
         (2, departure("web-2", "node-7 did not confirm")),
         (3, departure("", "node-7 did not confirm")),
@@ -540,6 +540,6 @@ fn a_pod_that_ended_early_gets_one_event() {
         ["Warning EndedEarly Pod web-2: ended after 10 s: node-7 did not confirm"]
     );
     assert_eq!(rig.step(5), [] as [String; 0]);
-    rig.picture.departures.push((4, departure("web-4", "why")));
+    rig.snapshot.departures.push((4, departure("web-4", "why")));
     assert_eq!(rig.step(10).len(), 1);
 }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use kplane_desired_state::index::Picture;
+use kplane_desired_state::index::HeldState;
 use serde::{Deserialize, Serialize};
 
 /// Time for which other replicas take an approval.
@@ -23,7 +23,7 @@ pub struct Approval {
     /// Time of the approval, milliseconds since 1970.
     pub at_ms: u64,
     /// The picture.
-    pub picture: Picture,
+    pub held_state: HeldState,
 }
 
 impl Approval {
@@ -34,7 +34,7 @@ impl Approval {
 
     /// Returns whether all texts are as short as those that kplane writes.
     pub(super) fn is_bounded(&self) -> bool {
-        let Picture { held, doubts, .. } = &self.picture;
+        let HeldState { held, doubts, .. } = &self.held_state;
         self.by.len().max(held.len()).max(doubts.len()) <= MAX_TEXT
     }
 }

@@ -1,4 +1,4 @@
-use kplane_desired_state::index::Picture;
+use kplane_desired_state::index::HeldState;
 use kplane_model::{NodeName, Reason, Severity};
 use tokio::time::{Duration, timeout};
 
@@ -80,7 +80,7 @@ fn approval(id: u64, at_ms: u64) -> Change {
         id,
         by: "alice".to_owned(),
         at_ms,
-        picture: Picture::default(),
+        held_state: HeldState::default(),
     })
 }
 
@@ -109,20 +109,20 @@ fn approvals_are_few_and_end() {
 
 #[test]
 fn an_approval_covers_the_same_picture_and_that_of_a_later_start() {
-    let picture = |held: &str, doubts: &str, services| Picture {
+    let held_state = |held: &str, doubts: &str, services| HeldState {
         held: held.to_owned(),
         doubts: doubts.to_owned(),
         services,
     };
-    let approved = picture("h", "d", 10);
+    let approved = held_state("h", "d", 10);
     for (other, covered) in [
-        (picture("h", "d", 9), true),
-        (picture("x", "d", 10), false),
-        (picture("h", "x", 10), false),
-        (picture("h", "", 10), false),
-        (picture("", "d", 10), true),
-        (picture("", "d", 9), false),
-        (picture("", "", 10), false),
+        (held_state("h", "d", 9), true),
+        (held_state("x", "d", 10), false),
+        (held_state("h", "x", 10), false),
+        (held_state("h", "", 10), false),
+        (held_state("", "d", 10), true),
+        (held_state("", "d", 9), false),
+        (held_state("", "", 10), false),
     ] {
         assert_eq!(other.is_covered_by(&approved), covered, "{other:?}");
     }

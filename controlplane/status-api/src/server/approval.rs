@@ -69,7 +69,7 @@ async fn keep(hub: &Hub, by: String, approved: Approved) -> bool {
         id: approved.id,
         by,
         at_ms: millis(SystemTime::now()),
-        picture: approved.picture,
+        snapshot: approved.snapshot,
     };
     let kept = hub.orders.approve(approval).await;
     if let Err(error) = &kept {

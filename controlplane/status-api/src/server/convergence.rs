@@ -18,7 +18,7 @@ use tonic::Status;
 use super::lag::Lag;
 use super::millis;
 use super::others::Others;
-use super::pages::{Node, Picture};
+use super::pages::{Node, Snapshot};
 use super::request::{WATCH_PAUSE, WATCH_REFRESH};
 use super::service_on_node::{ServiceOnNode, Standings};
 
@@ -104,12 +104,12 @@ pub(super) fn convergence(
     hub.store.follow(followed);
     let name = followed.service().clone();
     let (state, reason) = state(hub, followed);
-    let picture = Picture::with(hub, others);
+    let snapshot = Snapshot::with(hub, others);
     let standings = Standings::new(hub, followed, others);
     let mut tally = Tally::default();
     // Revisions of other replicas do not compare with these.
     let mut wanted = 0;
-    for (node, state) in picture.nodes().filter(|(_, node)| counts(hub, node)) {
+    for (node, state) in snapshot.nodes().filter(|(_, node)| counts(hub, node)) {
         wanted = wanted.max(hub.store.wanted_of_service(node, followed));
         tally.add(node, standings.of(node, state));
     }

@@ -15,7 +15,7 @@ use kplane_proto::v1 as pb;
 use super::convergence::convergence;
 use super::issues::Issues;
 use super::millis;
-use super::pages::Picture;
+use super::pages::Snapshot;
 use super::service_on_node::{ServiceOnNode, Standings};
 use super::views::service;
 use crate::findings::{self, Finding, Place};
@@ -29,11 +29,11 @@ pub(super) fn description(
     (mut servers, isolated): (BTreeMap<NodeName, pb::ServiceServers>, Option<Finding>),
     others: &Collected,
 ) -> pb::ServiceDescription {
-    let picture = Picture::with(hub, others);
+    let snapshot = Snapshot::with(hub, others);
     let mut followed = Followed::new(name.clone());
     let convergence = convergence(hub, &mut followed, others);
     let standings = Standings::new(hub, &followed, others);
-    let nodes = picture.nodes().map(|(name, node)| {
+    let nodes = snapshot.nodes().map(|(name, node)| {
         let facts = node.facts.clone().unwrap_or_else(|| stranger(name));
         (facts, standings.of(name, node))
     });

@@ -101,17 +101,17 @@ fn must_be_known(hub: &Hub, node: &str) -> Result<(), Status> {
     )))
 }
 
-/// The picture of one node.
+/// The snapshot of one node.
 struct NodeFeed {
     node: String,
     /// The state that the client claims to hold, until the first piece is due.
     resume: Option<Option<pb::ResumeToken>>,
     cursor: Cursor,
-    /// Deletions after this revision must be known, or the picture begins anew.
+    /// Deletions after this revision must be known, or the snapshot begins anew.
     since: u64,
-    /// The next piece begins a picture.
+    /// The next piece begins a snapshot.
     snapshot: bool,
-    /// The picture of the client lacks pieces.
+    /// The snapshot of the client lacks pieces.
     torn: bool,
     /// [`Head::trust`] of the last message.
     trust_told: u64,
@@ -157,7 +157,7 @@ impl NodeFeed {
         Ok(())
     }
 
-    /// Returns the next piece, of a new picture if deletions that the client lacks may be forgotten.
+    /// Returns the next piece, of a new snapshot if deletions that the client lacks may be forgotten.
     fn collect(&mut self, hub: &Hub) -> Piece {
         loop {
             let piece = hub.store.collect(&self.node, &mut self.cursor);
@@ -196,16 +196,16 @@ impl NodeFeed {
 }
 
 impl NodeFeed {
-    /// Returns whether there may be news. The picture is complete when there are none.
+    /// Returns whether there may be news. The snapshot is complete when there are none.
     fn is_behind(&self, head: &Head) -> bool {
         self.torn || self.cursor.is_behind(head.revision) || self.trust_told < head.trust
     }
 
-    /// Returns the next part of the news. `None` if they do not concern the picture, unless the stream has been quiet
+    /// Returns the next part of the news. `None` if they do not concern the snapshot, unless the stream has been quiet
     /// for long.
     ///
     /// # Errors
-    /// The picture cannot be sent.
+    /// The snapshot cannot be sent.
     fn next(&mut self, hub: &Hub, long_quiet: bool) -> Result<Option<pb::DesiredState>, Status> {
         if let Some(token) = self.resume.take() {
             self.begin(hub, token.as_ref())?;
@@ -238,7 +238,7 @@ fn resume_token(hub: &Hub, end: &PieceEnd) -> pb::ResumeToken {
     }
 }
 
-/// Follows a picture until the client disconnects or the control plane ends.
+/// Follows a snapshot until the client disconnects or the control plane ends.
 async fn follow(
     hub: Arc<Hub>,
     mut feed: NodeFeed,
@@ -278,7 +278,7 @@ async fn follow(
     }
 }
 
-/// Returns what the control plane knows of its source, for a picture with this trust and these versions.
+/// Returns what the control plane knows of its source, for a snapshot with this trust and these versions.
 fn source_state(hub: &Hub, trust: &Trust, freshness: &Freshness) -> pb::SourceState {
     let age = hub.upstream_age();
     pb::SourceState {

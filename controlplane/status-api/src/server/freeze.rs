@@ -11,7 +11,7 @@ use kplane_proto::v1 as pb;
 use tonic::Status;
 use tracing::info;
 
-use super::pages::Picture;
+use super::pages::Snapshot;
 use super::{millis, operator};
 
 /// Puts an order in force, and writes it down.
@@ -53,8 +53,8 @@ pub(super) async fn freeze(
 
 /// Returns the number of known nodes that are frozen.
 fn frozen(hub: &Hub) -> usize {
-    let picture = Picture::now(hub);
-    let all = picture.nodes();
+    let snapshot = Snapshot::now(hub);
+    let all = snapshot.nodes();
     all.filter(|(name, ..)| hub.orders.frozen(name).is_some())
         .count()
 }

@@ -123,6 +123,6 @@ pub(super) fn lag_of_unknown(
         since_ms: record.map_or(0, |record| record.local_ms(held.since_ms)),
         reason: holding::describe(held),
     });
-    // The first update of a control plane is a complete picture without the Service.
+    // The first update of a control plane is a complete snapshot without the Service.
     lag(hub, name, record, 1).or(holds)
 }

@@ -15,7 +15,7 @@ use kplane_proto::v1 as pb;
 
 use super::attempts;
 use super::node_query::{self, Agents};
-use super::pages::Picture;
+use super::pages::Snapshot;
 
 /// Number of nodes that are asked, each about one other node.
 const PAIRS: usize = 8;
@@ -40,8 +40,8 @@ pub(super) async fn probe(hub: &Hub, peers: Option<&Peers>) -> pb::ProbeReport {
         return report;
     }
     let (facts, others) = (hub.store.nodes(), node_query::others(peers).await);
-    let picture = Picture::with(hub, &others);
-    let connected = picture.nodes().filter(|(_, node)| node.is_connected());
+    let snapshot = Snapshot::with(hub, &others);
+    let connected = snapshot.nodes().filter(|(_, node)| node.is_connected());
     let known = connected.filter_map(|(node, _)| facts.get_key_value(node));
     let targets = targets(&known.collect::<Vec<_>>());
     let question = |of: &NodeName| {

@@ -17,7 +17,7 @@ use kplane_proto::v1 as pb;
 use tokio::sync::mpsc;
 use tonic::Status;
 
-use super::pages::{MAY_BE_ELSEWHERE, Node, Picture};
+use super::pages::{MAY_BE_ELSEWHERE, Node, Snapshot};
 
 /// Longest time that another replica may want.
 const LONGEST: Duration = Duration::from_secs(30);
@@ -128,7 +128,7 @@ impl Agents<'_> {
         let missing = self.others.missing.clone();
         let (mut nodes, mut here) = (Vec::new(), Vec::new());
         let mut there = BTreeMap::<_, Vec<_>>::new();
-        for (node, seen) in Picture::with(self.hub, self.others).nodes() {
+        for (node, seen) in Snapshot::with(self.hub, self.others).nodes() {
             if !wanted(node, seen) {
                 continue;
             }

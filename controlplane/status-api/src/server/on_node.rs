@@ -11,7 +11,7 @@ use kplane_proto::v1 as pb;
 use tonic::Status;
 
 use super::description::stranger;
-use super::pages::{Node, Picture};
+use super::pages::{Node, Snapshot};
 use super::request::unknown_node;
 use super::service_on_node::{ServiceOnNode, Standings};
 use crate::findings;
@@ -34,11 +34,11 @@ pub(super) fn on_node(
     wanted: &str,
     others: &Collected,
 ) -> Result<OnNode, Status> {
-    let picture = Picture::with(hub, others);
+    let snapshot = Snapshot::with(hub, others);
     let mut followed = Followed::new(service.clone());
     hub.store.follow(&mut followed);
     let standings = Standings::new(hub, &followed, others);
-    let mut nodes = picture.nodes();
+    let mut nodes = snapshot.nodes();
     let found = match wanted {
         "" => nodes
             .next()
@@ -64,7 +64,7 @@ pub(super) fn on_node(
     let facts = |name, node: &Node<'_>| node.facts.clone().unwrap_or_else(|| stranger(name));
     Ok(OnNode {
         facts: facts(name, node),
-        all: picture
+        all: snapshot
             .nodes()
             .map(|(name, node)| facts(name, node))
             .collect(),
@@ -80,10 +80,10 @@ pub(super) fn around(
     nodes: &BTreeSet<NodeName>,
     others: &Collected,
 ) -> Vec<pb::Finding> {
-    let picture = Picture::with(hub, others);
+    let snapshot = Snapshot::with(hub, others);
     let followed = Followed::new(service.clone());
     let standings = Standings::new(hub, &followed, others);
-    let told = picture.nodes().filter(|(name, _)| nodes.contains(*name));
+    let told = snapshot.nodes().filter(|(name, _)| nodes.contains(*name));
     let told = told.map(|(name, node)| (name, standings.of(name, node).around));
     let told: Vec<_> = told.collect();
     findings::surroundings(told.iter().map(|(name, around)| (*name, around.as_slice())))

@@ -25,7 +25,7 @@ pub(super) const MAY_BE_ELSEWHERE: &str =
     "not known: a replica of the control plane that did not answer may serve the node";
 
 /// The fleet at one moment. It consists of pointers, so no stream waits while answers are built from it.
-pub(super) struct Picture<'a> {
+pub(super) struct Snapshot<'a> {
     hub: &'a Hub,
     /// What other replicas tell.
     others: &'a Collected,
@@ -111,7 +111,7 @@ static NO_OTHERS: Collected = Collected {
     missing: Vec::new(),
 };
 
-impl<'a> Picture<'a> {
+impl<'a> Snapshot<'a> {
     /// Returns what this replica knows.
     pub(super) fn now(hub: &'a Hub) -> Self {
         Self::with(hub, &NO_OTHERS)
@@ -228,7 +228,7 @@ impl<'a> Picture<'a> {
         !self.others.missing.is_empty() && !node.is_connected()
     }
 
-    /// Returns the state of a node, as [`Picture::status`] has it.
+    /// Returns the state of a node, as [`Snapshot::status`] has it.
     fn state(&self, name: &NodeName, node: &Node<'_>) -> pb::NodeState {
         if self.may_be_elsewhere(node) {
             return pb::NodeState::Unknown;
@@ -307,7 +307,7 @@ pub(crate) struct Overview {
 impl Overview {
     /// Takes an overview at all nodes. Builds the status of those out of sync only.
     pub(crate) fn of(hub: &Hub, others: &Collected) -> Self {
-        let picture = Picture::with(hub, others);
+        let snapshot = Snapshot::with(hub, others);
         let mut overview = Self {
             control_plane: control_plane(hub, others),
             replicas: match others.replicas() {
@@ -317,8 +317,8 @@ impl Overview {
             missing: others.missing.clone(),
             ..Self::default()
         };
-        for (name, node) in picture.nodes() {
-            let state = picture.state(name, node);
+        for (name, node) in snapshot.nodes() {
+            let state = snapshot.state(name, node);
             *overview.states.entry(state).or_default() += 1;
             let zone = node.facts.as_ref().and_then(|facts| facts.zone.as_deref());
             let zone = overview.zones.entry(zone.unwrap_or_default().to_owned());
@@ -328,12 +328,12 @@ impl Overview {
             match state {
                 pb::NodeState::InSync => {}
                 _ if overview.out_of_sync.len() < NAMED_OUT_OF_SYNC => {
-                    overview.out_of_sync.push(picture.status(name, node));
+                    overview.out_of_sync.push(snapshot.status(name, node));
                 }
                 _ => overview.more += 1,
             }
         }
-        let reports = picture.nodes();
+        let reports = snapshot.nodes();
         let reports = reports.filter_map(|(name, node)| Some((name, node.report()?)));
         overview.findings = reported(&reports.collect::<Vec<_>>());
         overview
@@ -383,9 +383,9 @@ pub fn census(hub: &Hub) -> Census {
     let (mut connected, mut lags) = (0, Durations::default());
     let reasons = Reason::of_nodes().map(|reason| (reason.code(), 0));
     let mut findings: BTreeMap<_, _> = reasons.collect();
-    let (picture, now) = (Picture::now(hub), Instant::now());
-    for (name, node) in picture.nodes() {
-        let stranger = picture.stranger(node.facts.as_deref());
+    let (snapshot, now) = (Snapshot::now(hub), Instant::now());
+    for (name, node) in snapshot.nodes() {
+        let stranger = snapshot.stranger(node.facts.as_deref());
         let record = node.record.as_deref();
         let wanted = hub.store.wanted(name);
         let state = node_state(hub, name, record, wanted, stranger).state;

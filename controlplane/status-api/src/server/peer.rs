@@ -20,7 +20,7 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status};
 
 use super::convergence::durations;
-use super::pages::Picture;
+use super::pages::Snapshot;
 use super::service_on_node::ServiceOnNode;
 use super::views::node_status;
 use super::{Answer, Outbox, approval, node_query, recorder, servers};
@@ -220,14 +220,14 @@ async fn tell(
     if !send(Kind::Replica(replica)).await || unchanged || request.from == hub.store.epoch() {
         return;
     }
-    let picture = Picture::now(hub);
-    for (name, node) in picture.nodes() {
+    let snapshot = Snapshot::now(hub);
+    for (name, node) in snapshot.nodes() {
         let Some(record) = node.record.as_deref() else {
             continue;
         };
         let facts = node.facts.as_deref();
         let status = request.statuses.then(|| {
-            let stranger = picture.stranger(facts);
+            let stranger = snapshot.stranger(facts);
             node_status(hub, name, Some(record), facts, stranger)
         });
         let standings = services.iter();

@@ -35,7 +35,7 @@ use super::convergence::counts;
 use super::lag::{failure_of, report_of};
 use super::millis;
 use super::others::Others;
-use super::pages::{Node, Picture};
+use super::pages::{Node, Snapshot};
 use super::service_on_node::Standings;
 
 /// Shortest time between two looks.
@@ -204,10 +204,10 @@ impl Depart {
             }
             hub.store.follow(followed);
             let others = others.latest();
-            let picture = Picture::with(hub, &others);
+            let snapshot = Snapshot::with(hub, &others);
             let standings = Standings::new(hub, followed, &others);
             let in_reach = || {
-                let nodes = picture.nodes();
+                let nodes = snapshot.nodes();
                 let nodes = nodes.filter(|(_, node)| is_in_reach(hub, node, &others));
                 nodes.map(|(name, _)| name.clone()).collect::<BTreeSet<_>>()
             };
@@ -215,7 +215,7 @@ impl Depart {
             self.wait.ask(&service, in_reach, |name, revision| {
                 // A dead node, or one whose agent and Node object are gone, leads nowhere.
                 suspects.nodes.contains_key(name)
-                    || picture.node(name).is_none_or(|node| match node.elsewhere {
+                    || snapshot.node(name).is_none_or(|node| match node.elsewhere {
                         None => holds(hub, followed, (name, node), revision),
                         Some(_) => standings.of(name, node).lag.is_none(),
                     })

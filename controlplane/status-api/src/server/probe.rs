@@ -18,7 +18,7 @@ use tonic::Status;
 
 use super::attempts;
 use super::node_query::{self, Agents, Answers};
-use super::pages::{Node, Picture};
+use super::pages::{Node, Snapshot};
 use super::request::{bounded_names, detail_for};
 
 /// The Service that every cluster has, and the one that most clusters have for DNS.
@@ -152,8 +152,8 @@ pub(super) async fn probe(
     let detail = detail_for(hub, &name, node).await?;
     let views = views(&name, &detail, &request.port, way.protocol())?;
     let (facts, others) = (hub.store.nodes(), node_query::others(peers).await);
-    let picture = Picture::with(hub, &others);
-    let all: Vec<NodeName> = picture.nodes().map(|(of, _)| of.clone()).collect();
+    let snapshot = Snapshot::with(hub, &others);
+    let all: Vec<NodeName> = snapshot.nodes().map(|(of, _)| of.clone()).collect();
     let plan = |of: &NodeName| plan(&views, of, &all, &facts);
     let question = |of: &NodeName| Arc::new(way.question(&plan(of)));
     let wanted = |of: &NodeName, _: &Node<'_>| node.is_empty() || **of == *node;

@@ -93,7 +93,7 @@ fn read_token(token: &str) -> Option<ServiceKey> {
     parts.next().is_none().then_some(key)
 }
 
-/// Sends a picture, then every change, until the client disconnects or the control plane ends.
+/// Sends a snapshot, then every change, until the client disconnects or the control plane ends.
 pub(super) async fn watch(
     hub: Arc<Hub>,
     request: pb::WatchServicesRequest,
@@ -106,7 +106,7 @@ pub(super) async fn watch(
         ..Selection::default()
     };
     let mut changes = hub.changed_services.follow();
-    // No names = a picture begins.
+    // No names = a snapshot begins.
     let mut names = None;
     loop {
         if !send(&hub, &wanted, names.take(), &outbox).await {
@@ -170,7 +170,7 @@ async fn send(
         selection.after = page.ports.last().map(|view| view.port.key.clone());
         if !page.more {
             let head = *hub.store.head().borrow();
-            // Before the source has been read, a picture lacks what is there.
+            // Before the source has been read, a snapshot lacks what is there.
             message.complete = head.synced;
             message.revision = if head.synced { head.revision } else { 0 };
         }

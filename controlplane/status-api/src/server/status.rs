@@ -18,7 +18,7 @@ use tonic::{Request, Response, Status};
 
 use super::node_query::Agents;
 use super::others::Others;
-use super::pages::Picture;
+use super::pages::Snapshot;
 use super::request::{MAX_NAME, WATCH_PAUSE, WATCH_REFRESH, bounded_names, charge, cost, detail};
 use super::{
     Answer, Outbox, affinity, approval, convergence, description, drops, flows, freeze, graph,
@@ -98,12 +98,12 @@ impl StatusService for StatusServer {
             Some(peers) => peers.latest_nodes().await,
             None => Arc::default(),
         };
-        let picture = Picture::with(&self.hub, &others);
+        let snapshot = Snapshot::with(&self.hub, &others);
         let page = match request.node.as_str() {
-            "" => picture
+            "" => snapshot
                 .only_those(&request)
                 .page(&request.page_token, nodes_of(&request)),
-            node => picture.only(node),
+            node => snapshot.only(node),
         };
         Ok(Response::new(page))
     }
@@ -410,18 +410,18 @@ fn nodes_of(request: &pb::GetFleetRequest) -> usize {
     }
 }
 
-/// Sends a whole picture; returns false when the client has gone.
-async fn send_picture(
+/// Sends a whole snapshot; returns false when the client has gone.
+async fn send_snapshot(
     hub: &Hub,
     others: &Collected,
     request: &pb::GetFleetRequest,
     outbox: &Outbox<pb::Fleet>,
 ) -> bool {
-    let picture = Picture::with(hub, others).only_those(request);
+    let snapshot = Snapshot::with(hub, others).only_those(request);
     let nodes = nodes_of(request);
     let mut token = String::new();
     loop {
-        let page = picture.page(&token, nodes);
+        let page = snapshot.page(&token, nodes);
         token.clone_from(&page.next_page_token);
         if outbox.send(Ok(page)).await.is_err() {
             return false;
@@ -447,7 +447,7 @@ async fn watch(
     let mut head = hub.store.head();
     let mut summary = hub.summary();
     let mut upstream = hub.upstream.issue_changes();
-    while send_picture(&hub, &others.latest(), &request, &outbox).await {
+    while send_snapshot(&hub, &others.latest(), &request, &outbox).await {
         tokio::time::sleep(WATCH_PAUSE).await;
         let alive = tokio::select! {
             changed = agents.changed() => changed.is_ok(),

@@ -16,7 +16,7 @@ use kplane_rig::kernel::{in_netns, nft};
 
 const DEADLINE: Duration = Duration::from_secs(30);
 
-/// With endpoints: Services without any EndpointSlice are a picture that lacks something.
+/// With endpoints: Services without any EndpointSlice are a snapshot that lacks something.
 pub(crate) const SERVICE: &str = "
 apiVersion: v1
 kind: Service

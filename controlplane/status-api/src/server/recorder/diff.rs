@@ -9,7 +9,7 @@ use kplane_proto::v1 as pb;
 use tonic::Status;
 
 use super::super::millis;
-use super::super::pages::Picture;
+use super::super::pages::Snapshot;
 use super::super::request::unknown_node;
 
 /// Maximum number of Services in an answer.
@@ -22,7 +22,7 @@ pub(super) fn diff(hub: &Hub, others: &Collected, node: &str) -> Result<pb::Diff
             "name the node whose kernel is meant",
         ));
     }
-    let page = Picture::with(hub, others).only(node);
+    let page = Snapshot::with(hub, others).only(node);
     let mut nodes = page.nodes.into_iter();
     let status = nodes.next().ok_or_else(|| unknown_node(node))?;
     let Some(report) = &status.report else {

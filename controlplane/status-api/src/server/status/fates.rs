@@ -11,7 +11,7 @@ use kplane_proto::v1 as pb;
 use tonic::Status;
 
 use super::super::on_node::{around, on_node};
-use super::super::pages::{Node, Picture};
+use super::super::pages::{Node, Snapshot};
 use super::super::request::detail;
 use super::super::{attempts, node_query, policies, why};
 use super::StatusServer;
@@ -86,9 +86,9 @@ impl StatusServer {
 
 /// Returns the next node by name whose agent is connected.
 fn neighbour(hub: &Hub, others: &Collected, node: &NodeName) -> Option<NodeName> {
-    let picture = Picture::with(hub, others);
+    let snapshot = Snapshot::with(hub, others);
     let connected = || {
-        let nodes = picture.nodes().filter(|(_, of)| of.is_connected());
+        let nodes = snapshot.nodes().filter(|(_, of)| of.is_connected());
         nodes.map(|(name, _)| name)
     };
     let next = connected().find(|of| *of > node);

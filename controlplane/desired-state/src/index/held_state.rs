@@ -12,7 +12,7 @@ use crate::trust::Trust;
 /// A picture of the source that needs the operator's approval.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Picture {
+pub struct HeldState {
     /// Digest of the held objects; empty if there are none.
     pub held: String,
     /// Digest of the doubts that nobody has answered; empty if there are none.
@@ -21,7 +21,7 @@ pub struct Picture {
     pub services: u64,
 }
 
-impl Picture {
+impl HeldState {
     /// Returns whether the approval of another picture covers this one: the doubts are the same, and the held objects
     /// are as well. A replica that started later never saw these objects. It names at least as many Services.
     pub fn is_covered_by(&self, approved: &Self) -> bool {
@@ -40,11 +40,11 @@ impl Index {
     }
 
     /// Returns the picture.
-    pub fn picture(&self) -> Picture {
+    pub fn held_state(&self) -> HeldState {
         let held = self.holding.iter().flat_map(Holding::objects);
         let names = held.map(|id| format!("{}\0{}\0{}", id.kind, id.namespace, id.name));
         let unnamed = self.holding.as_ref().map_or(0, Holding::services);
-        Picture {
+        HeldState {
             held: digest(names),
             doubts: digest(self.completeness.open()),
             services: self.totals.services.saturating_sub(unnamed) as u64,

@@ -1,4 +1,4 @@
-//! A picture of the cluster, as far as a migration is concerned with it.
+//! A snapshot of the cluster, as far as a migration is concerned with it.
 
 use std::collections::BTreeMap;
 
@@ -14,7 +14,7 @@ use super::{KPLANE, LABEL, RETURNING};
 /// Backends that use kube-proxy's names in the kernel.
 const SHARE_NAMES: [&str; 2] = ["iptables", "ipvs"];
 
-/// The objects that a picture is made of.
+/// The objects that a snapshot is made of.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Objects {
     /// kube-proxy's DaemonSet.
@@ -34,7 +34,7 @@ pub(crate) struct Objects {
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Picture {
+pub(crate) struct Snapshot {
     pub(crate) kube_proxy: Option<KubeProxy>,
     pub(crate) mode: Option<String>,
     pub(crate) saved: bool,
@@ -42,7 +42,7 @@ pub(crate) struct Picture {
     /// Why nothing is known from the control plane.
     pub(crate) plane_error: Option<String>,
     /// Sorted by name.
-    pub(crate) nodes: Vec<NodePicture>,
+    pub(crate) nodes: Vec<NodeSnapshot>,
 }
 
 /// kube-proxy's DaemonSet.
@@ -75,7 +75,7 @@ pub(crate) enum Mark {
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct NodePicture {
+pub(crate) struct NodeSnapshot {
     pub(crate) name: String,
     pub(crate) mark: Mark,
     /// Whether kubelet reports that the node works.
@@ -126,7 +126,7 @@ impl From<&pb::NodeStatus> for Served {
     }
 }
 
-impl From<&Objects> for Picture {
+impl From<&Objects> for Snapshot {
     fn from(objects: &Objects) -> Self {
         let pods = [
             (&objects.kube_proxy, &objects.kube_proxy_pods),
@@ -148,7 +148,7 @@ impl From<&Objects> for Picture {
         };
         let nodes = objects.nodes.iter().map(|node| {
             let name = node.metadata.name.clone().unwrap_or_default();
-            NodePicture {
+            NodeSnapshot {
                 mark: mark(node),
                 ready: is_ready(node),
                 linux: is_linux(node),
@@ -159,7 +159,7 @@ impl From<&Objects> for Picture {
                 name,
             }
         });
-        let mut nodes: Vec<NodePicture> = nodes.collect();
+        let mut nodes: Vec<NodeSnapshot> = nodes.collect();
         nodes.sort_by(|a, b| a.name.cmp(&b.name));
         Self {
             kube_proxy: objects.kube_proxy.as_ref().map(KubeProxy::from),
@@ -264,8 +264,8 @@ fn is_linux(node: &Node) -> bool {
     label("kubernetes.io/os").is_none_or(|os| os == "linux") && !is_virtual
 }
 
-impl Picture {
-    pub(crate) fn node(&self, name: &str) -> Option<&NodePicture> {
+impl Snapshot {
+    pub(crate) fn node(&self, name: &str) -> Option<&NodeSnapshot> {
         self.nodes.iter().find(|node| node.name == name)
     }
 
