@@ -95,7 +95,7 @@ impl Proxies {
         for watcher in watchers {
             tasks.spawn(watcher.run(Arc::clone(&open)));
         }
-        open.peer_probe(count).await?;
+        open.reach(count).await?;
         Ok(Self { _tasks: tasks })
     }
 }
@@ -122,7 +122,7 @@ struct Open {
 
 impl Open {
     /// Waits until so many are open.
-    async fn peer_probe(&self, wanted: usize) -> Result<()> {
+    async fn reach(&self, wanted: usize) -> Result<()> {
         let begun = Instant::now();
         while self.count.load(Relaxed) < wanted {
             if begun.elapsed() > DEADLINE {

@@ -58,9 +58,9 @@ pub(crate) struct Line {
 
 impl Line {
     /// Connects, or returns the error.
-    pub(crate) async fn open(connection: &mut Route) -> Result<Self, Error> {
-        let Connection { wire, peer, token } = connection.connect().await?;
-        let (server, timeout) = (peer.name, connection.timeout());
+    pub(crate) async fn open(route: &mut Route) -> Result<Self, Error> {
+        let Connection { wire, peer, token } = route.connect().await?;
+        let (server, timeout) = (peer.name, route.timeout());
         let lost = |error: &tonic::transport::Error| Error::Lost {
             server: server.clone(),
             cause: cause_at(&server, error),
@@ -98,8 +98,8 @@ impl Line {
 
 impl Client {
     /// Connects, or returns the error.
-    pub(crate) async fn connect(connection: &mut Route) -> Result<Self, Error> {
-        let line = Line::open(connection).await?;
+    pub(crate) async fn connect(route: &mut Route) -> Result<Self, Error> {
+        let line = Line::open(route).await?;
         let over = || (line.channel.clone(), line.bearer.clone());
         let (channel, bearer) = over();
         let recorder = RecorderServiceClient::with_interceptor(channel, bearer);
@@ -368,12 +368,12 @@ impl Client {
     }
 }
 
-/// A picture of the fleet that comes in pages.
+/// A snapshot of the fleet that comes in pages.
 #[derive(Default)]
 struct Pages(pb::Fleet);
 
 impl Pages {
-    /// Adds a page; returns the picture when it is complete. Pages whose names do not advance are an
+    /// Adds a page; returns the snapshot when it is complete. Pages whose names do not advance are an
     /// error, since they would never end.
     fn add(&mut self, page: pb::Fleet) -> Option<Result<pb::Fleet, &'static str>> {
         let fleet = &mut self.0;

@@ -135,10 +135,10 @@ fn man(program: &'static str, directory: &Path) -> Result<Verdict, Failure> {
 
 /// Connects. A person at a terminal hears what takes longer than a moment.
 async fn connect(cli: &Cli) -> Result<(Client, Route), client::Error> {
-    let mut connection = Route::choose(&cli.options)?;
-    let server = connection.describe();
+    let mut route = Route::choose(&cli.options)?;
+    let server = route.describe();
     let connected = {
-        let mut connecting = std::pin::pin!(Client::connect(&mut connection));
+        let mut connecting = std::pin::pin!(Client::connect(&mut route));
         tokio::select! {
             connected = &mut connecting => connected,
             () = tokio::time::sleep(PATIENCE) => {
@@ -149,7 +149,7 @@ async fn connect(cli: &Cli) -> Result<(Client, Route), client::Error> {
             }
         }
     };
-    Ok((connected?, connection))
+    Ok((connected?, route))
 }
 
 async fn status(cli: &Cli, args: &StatusArgs) -> Result<Verdict, Failure> {
@@ -209,7 +209,7 @@ async fn wait(cli: &Cli, args: &WaitArgs) -> Result<Verdict, Failure> {
 
 /// Shows what is held, asks for approval, and sends it.
 async fn approve(cli: &Cli, yes: bool) -> Result<Verdict, Failure> {
-    let (mut client, mut connection) = connect(cli).await?;
+    let (mut client, mut route) = connect(cli).await?;
     let pending = ApprovalView::from(client.fleet().await?);
     if pending.is_empty() {
         return show(cli, &pending);
@@ -221,7 +221,7 @@ async fn approve(cli: &Cli, yes: bool) -> Result<Verdict, Failure> {
             return Ok(Verdict::Declined);
         }
         // While the user was thinking, the control plane may have closed the idle connection.
-        client = Client::connect(&mut connection).await?;
+        client = Client::connect(&mut route).await?;
     }
     let done = client.approve(pending.request()).await?;
     show(cli, &ApprovalView::from(done))

@@ -203,8 +203,8 @@ async fn ask(
     names: Names,
     begun: &str,
 ) -> Result<BTreeSet<String>, Error> {
-    let mut connection = Route::choose(options)?;
-    let client = Client::connect(&mut connection).await?;
+    let mut route = Route::choose(options)?;
+    let client = Client::connect(&mut route).await?;
     if matches!(names, Names::Nodes | Names::Zones) {
         let nodes = client.fleet().await?.nodes.into_iter();
         let found = nodes.map(|node| match names {

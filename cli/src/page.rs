@@ -54,7 +54,7 @@ struct PageAddress {
 
 impl PageServer {
     /// Opens a port on a loopback address; 0 = a free one.
-    pub(crate) async fn open(line: Line, connection: Route, port: u16) -> std::io::Result<Self> {
+    pub(crate) async fn open(line: Line, route: Route, port: u16) -> std::io::Result<Self> {
         let listener = TcpListener::bind(("127.0.0.1", port)).await?;
         let secret: [u8; SECRET_BYTES] = rand::random();
         let secret: String = secret.iter().map(|byte| format!("{byte:02x}")).collect();
@@ -65,7 +65,7 @@ impl PageServer {
         Ok(Self {
             listener,
             place,
-            link: Uplink(Mutex::new((Some(line), connection))),
+            link: Uplink(Mutex::new((Some(line), route))),
         })
     }
 
@@ -178,21 +178,21 @@ impl Uplink {
     }
 
     async fn line(&self) -> Result<Line, Error> {
-        let (line, connection) = &mut *self.0.lock().await;
+        let (line, route) = &mut *self.0.lock().await;
         match line {
             Some(line) => Ok(line.clone()),
             None => {
-                let new = Line::open(connection).await?;
+                let new = Line::open(route).await?;
                 Ok(line.insert(new).clone())
             }
         }
     }
 
     async fn forget(&self, credentials: bool) {
-        let (line, connection) = &mut *self.0.lock().await;
+        let (line, route) = &mut *self.0.lock().await;
         *line = None;
         if credentials {
-            connection.forget_credentials();
+            route.forget_credentials();
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Results that follow changes. During an outage the last picture stays, with the error.
+//! Results that follow changes. During an outage the last snapshot stays, with the error.
 
 use std::io::Write;
 use std::time::Duration;
@@ -37,12 +37,12 @@ pub(crate) async fn fleet<V: View, W: Write>(
                 continue;
             }
         };
-        let picture = without_clocks(fleet.clone());
+        let snapshot = without_clocks(fleet.clone());
         // On a terminal the ages advance even when nothing else changes.
-        if output.redraws() || last.as_ref() != Some(&picture) {
+        if output.redraws() || last.as_ref() != Some(&snapshot) {
             output.show(&view(fleet)?)?;
         }
-        last = Some(picture);
+        last = Some(snapshot);
     }
 }
 
@@ -74,7 +74,7 @@ pub(crate) async fn services<V: View, W: Write>(
     }
 }
 
-/// Returns the next picture of Services. A control plane that has no watch of Services is asked every second.
+/// Returns the next snapshot of Services. A control plane that has no watch of Services is asked every second.
 async fn next_services(
     link: &mut Link,
     stream: &mut Option<ServiceStream>,
@@ -115,7 +115,7 @@ async fn next_services(
 
 /// The connection of a watch, which is made again after an outage.
 pub(crate) struct Link {
-    connection: Route,
+    route: Route,
     /// The connection; `None` after an outage.
     client: Option<Client>,
     /// Whether the connection has brought an answer.
@@ -128,9 +128,9 @@ pub(crate) struct Link {
 
 impl Link {
     /// Starts with a connection.
-    pub(crate) fn new((client, connection): (Client, Route)) -> Self {
+    pub(crate) fn new((client, route): (Client, Route)) -> Self {
         Self {
-            connection,
+            route,
             client: Some(client),
             proven: false,
             started: false,
@@ -143,7 +143,7 @@ impl Link {
         if let Some(client) = &self.client {
             return Ok(client.clone());
         }
-        let client = Client::connect(&mut self.connection).await?;
+        let client = Client::connect(&mut self.route).await?;
         Ok(self.client.insert(client).clone())
     }
 
@@ -152,7 +152,7 @@ impl Link {
         (self.proven, self.started) = (true, true);
     }
 
-    /// Drops the connection, and waits a moment. Returns an error that a new connection cannot help against, and any
+    /// Drops the route, and waits a moment. Returns an error that a new connection cannot help against, and any
     /// error before the first answer.
     pub(crate) async fn outage<W: Write>(
         &mut self,
@@ -167,7 +167,7 @@ impl Link {
             return Err(error.into());
         }
         if expired {
-            self.connection.forget_credentials();
+            self.route.forget_credentials();
         }
         self.client = None;
         self.proven = false;
@@ -184,7 +184,7 @@ fn ticks() -> Interval {
     ticks
 }
 
-/// A source of pictures of the fleet: from the server after each change, and by the clock, if any.
+/// A source of snapshots of the fleet: from the server after each change, and by the clock, if any.
 struct FleetSource<'a> {
     link: &'a mut Link,
     stream: Option<FleetStream>,

@@ -29,7 +29,7 @@ use kplane_desired_state::source::kubernetes::Kubernetes;
 use kplane_desired_state::source::manifests::Manifests;
 use kplane_desired_state::source::{self, Source, SourceError};
 use kplane_model::NodeName;
-use kplane_status_api::server::departing;
+use kplane_status_api::server::prestop;
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
@@ -234,8 +234,8 @@ async fn start(config: Config) -> Result<Bound, BuildError> {
 
 /// Follows Pods that wait to end, and agents that fall silent.
 fn follow(hub: &Arc<Hub>, peers: Option<&Arc<Peers>>, tasks: &mut JoinSet<Result<(), TaskError>>) {
-    let departing = departing::serve(Arc::clone(hub), peers.cloned());
-    tasks.spawn(until(departing, hub.shutdown.clone()));
+    let prestop = prestop::serve(Arc::clone(hub), peers.cloned());
+    tasks.spawn(until(prestop, hub.shutdown.clone()));
     let watch = failure_detector::watch(Arc::clone(hub), peers.cloned());
     tasks.spawn(until(watch, hub.shutdown.clone()));
 }

@@ -16,7 +16,7 @@ use tokio::sync::watch;
 use tokio::time::{sleep, timeout};
 use tracing::{info, warn};
 
-use crate::desired::{Desired, Touched, now_ms};
+use crate::desired::{Desired, Dirty, now_ms};
 use crate::report::{Failure, Subject};
 
 /// Interval between two probes while the canary answers.
@@ -88,16 +88,16 @@ pub fn channel(service: ServiceName) -> (Canary, Prober) {
 }
 
 impl Canary {
-    /// Notes that the kernel holds the desired state of a family; `touched` is what has changed, `None` = anything.
+    /// Notes that the kernel holds the desired state of a family; `dirty` is what has changed, `None` = anything.
     pub(crate) fn programmed(
         &self,
         family: Family,
         desired: &Desired,
-        touched: Option<&Touched>,
+        dirty: Option<&Dirty>,
         is_refused: impl Fn(&ServiceName) -> bool,
     ) {
         let ours = |key: &ServiceKey| key.family == family && key.service == self.service;
-        if touched.is_some_and(|touched| !touched.services.iter().any(ours)) {
+        if dirty.is_some_and(|dirty| !dirty.services.iter().any(ours)) {
             return;
         }
         let port = |port: &ServicePort| {
@@ -108,9 +108,9 @@ impl Canary {
         };
         let held = self.addresses.borrow().clone().unwrap_or_default();
         let mut next = held.clone();
-        match touched {
-            Some(touched) => {
-                for key in touched.services.iter().filter(|key| ours(key)) {
+        match dirty {
+            Some(dirty) => {
+                for key in dirty.services.iter().filter(|key| ours(key)) {
                     next.remove(key);
                     next.extend(desired.service(key).map(|view| port(&view.0.port)));
                 }

@@ -25,8 +25,8 @@ use kplane_model::{NodeName, ServiceName};
 
 use self::kube_proxy::{LogSettings, Note};
 use crate::cleanup;
-use crate::prestop;
 use crate::desired::CliffGuard;
+use crate::prestop;
 use crate::sysctl;
 use kplane_dataplane::backend;
 use kplane_dataplane::plan::NodeSettings;

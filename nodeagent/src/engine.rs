@@ -9,26 +9,26 @@
 //! object. The engine is a thread and not a task, because netlink blocks, and because a network namespace belongs to a thread.
 
 mod alarm;
-mod offline_start;
 mod assemble;
+mod checkpoint;
 mod confirmation;
 mod core;
 mod followers;
-mod checkpoint;
 mod now;
+mod offline_start;
 mod pipeline;
 mod planner;
 mod policies;
-mod reach;
+mod progress;
 mod triggers;
 mod warnings;
 
 #[cfg(test)]
 mod tests;
 
-pub use offline_start::OfflineStartSettings;
-pub use followers::Followers;
 pub use checkpoint::CheckpointSettings;
+pub use followers::Followers;
+pub use offline_start::OfflineStartSettings;
 
 use futures_util::future::BoxFuture;
 use kplane_model::{RangeDigests, ServiceName};
@@ -129,7 +129,13 @@ impl Engine {
         settings: NodeSettings,
         followers: Followers,
     ) -> Result<Self, OpenError> {
-        Self::start(Box::new(open), settings, followers, CheckpointSettings::default()).await
+        Self::start(
+            Box::new(open),
+            settings,
+            followers,
+            CheckpointSettings::default(),
+        )
+        .await
     }
 
     /// Starts the thread like [`Engine::spawn_with`], with a memory of what the node served. The future is boxed, so that
@@ -354,7 +360,10 @@ impl Engine {
     }
 
     /// Creates an engine, and its work as a future for the caller's runtime, whose time may stand still.
-    pub fn local(backend: Backend, restore: CheckpointSettings) -> (Self, impl Future<Output = ()> + Send) {
+    pub fn local(
+        backend: Backend,
+        restore: CheckpointSettings,
+    ) -> (Self, impl Future<Output = ()> + Send) {
         let (mut engine, inbox, publish) = Self::scripted();
         let mut core = Core::new(backend, NodeSettings::default(), Followers::default());
         core.restore(restore);

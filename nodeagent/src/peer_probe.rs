@@ -23,7 +23,8 @@ const ADDRESSES: usize = 2;
 const PATIENCE: Duration = Duration::from_millis(500);
 
 /// Finds out which nodes answer. Tests script it.
-pub type PeerProbe = Arc<dyn Fn(pb::ReachQuestion) -> BoxFuture<'static, pb::Reached> + Send + Sync>;
+pub type PeerProbe =
+    Arc<dyn Fn(pb::ReachQuestion) -> BoxFuture<'static, pb::Reached> + Send + Sync>;
 
 /// Tries to connect to all nodes of a question at once.
 pub fn peer_probe(question: pb::ReachQuestion) -> BoxFuture<'static, pb::Reached> {

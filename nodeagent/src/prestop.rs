@@ -23,7 +23,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
-use kplane_dataplane::backend::nftables::{PrestopTableError, PrestopTable};
+use kplane_dataplane::backend::nftables::{PrestopTable, PrestopTableError};
 use kplane_http::{Acceptor, REBIND};
 use kplane_model::{Cidr, Family};
 use kplane_proto::v1::LeavingOutcome;

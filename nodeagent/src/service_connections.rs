@@ -92,7 +92,13 @@ impl ServiceConnections {
             }
         }
         if port.is_some() {
-            counts.add(known, Port { frontends, ..before });
+            counts.add(
+                known,
+                Port {
+                    frontends,
+                    ..before
+                },
+            );
         }
     }
 

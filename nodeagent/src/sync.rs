@@ -13,12 +13,12 @@
 //! A new connection starts with a resume token, so that only real differences travel.
 
 mod answers;
-mod prestop;
 mod grpc;
 mod hello;
 mod live;
 mod lost;
 mod older;
+mod prestop;
 mod replicas;
 mod report_pacing;
 mod spread;
@@ -49,9 +49,9 @@ use self::older::INSISTENCE;
 use self::replicas::{CUT_OFF, Next, Replicas};
 use self::spread::Look;
 use crate::connection::{Connection, Frozen};
-use crate::prestop::Questions;
 use crate::desired::{Collector, now_ms};
 use crate::engine::{Engine, Stopped};
+use crate::prestop::Questions;
 use crate::service_connections::ServiceConnections;
 
 /// Longest wait for the resolution of names if replicas are known from before.

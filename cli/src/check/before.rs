@@ -4,7 +4,7 @@ use k8s_openapi::api::core::v1::Namespace;
 use serde_json::Value;
 
 use super::Finding;
-use crate::migrate::picture::{Objects, Picture};
+use crate::migrate::snapshot::{Objects, Snapshot};
 use crate::migrate::stage::Stage;
 
 /// The oldest API server with which kplane is tested.
@@ -37,14 +37,14 @@ pub(crate) struct Facts {
 }
 
 pub(crate) fn findings(facts: &Facts, objects: &Objects, namespace: &str) -> Vec<Finding> {
-    let picture = Picture::from(objects);
+    let snapshot = Snapshot::from(objects);
     vec![
         server(&facts.version),
         rights(&facts.denied),
         own_namespace(facts.namespace.as_ref(), namespace),
-        kube_proxy(&picture),
-        mode(&picture),
-        nodes(&picture),
+        kube_proxy(&snapshot),
+        mode(&snapshot),
+        nodes(&snapshot),
     ]
 }
 
@@ -96,9 +96,9 @@ fn own_namespace(found: Option<&Namespace>, name: &str) -> Finding {
     }
 }
 
-fn kube_proxy(picture: &Picture) -> Finding {
+fn kube_proxy(snapshot: &Snapshot) -> Finding {
     const CHECK: &str = "kube-proxy";
-    match (&picture.kube_proxy, picture.saved) {
+    match (&snapshot.kube_proxy, snapshot.saved) {
         (Some(set), _) if set.record.is_some() => Finding::warning(
             CHECK,
             "its DaemonSet is in the middle of a migration",
@@ -115,9 +115,9 @@ fn kube_proxy(picture: &Picture) -> Finding {
     }
 }
 
-fn mode(picture: &Picture) -> Finding {
+fn mode(snapshot: &Snapshot) -> Finding {
     const CHECK: &str = "mode";
-    let Some(mode) = picture.mode.as_deref() else {
+    let Some(mode) = snapshot.mode.as_deref() else {
         return Finding::skipped(CHECK, "kube-proxy's configuration was not found");
     };
     let text = format!("kube-proxy uses {mode}");
@@ -132,9 +132,9 @@ fn mode(picture: &Picture) -> Finding {
     }
 }
 
-fn nodes(picture: &Picture) -> Finding {
+fn nodes(snapshot: &Snapshot) -> Finding {
     const CHECK: &str = "nodes";
-    let stages = picture.nodes.iter().map(|node| (node, Stage::of(node)));
+    let stages = snapshot.nodes.iter().map(|node| (node, Stage::of(node)));
     let (outside, inside): (Vec<_>, Vec<_>) =
         stages.partition(|(_, stage)| matches!(stage, Stage::Outside(_)));
     let away: Vec<&str> = inside
@@ -144,7 +144,7 @@ fn nodes(picture: &Picture) -> Finding {
         .collect();
     let text = format!(
         "{} nodes, {} of them left out",
-        picture.nodes.len(),
+        snapshot.nodes.len(),
         outside.len()
     );
     let details = outside

@@ -5,8 +5,8 @@ use std::collections::BTreeSet;
 use kplane_proto::v1::{self as pb, NodeState};
 
 use super::{Finding, connected, names};
-use crate::migrate::picture::{Mark, NodePicture, Objects, Picture};
 use crate::migrate::pods::PodState;
+use crate::migrate::snapshot::{Mark, NodeSnapshot, Objects, Snapshot};
 use crate::migrate::{KPLANE, LABEL};
 
 /// The taint of nodes whose proxy does not work yet.
@@ -43,23 +43,26 @@ fn agents_of(fleet: &pb::Fleet) -> Finding {
 }
 
 pub(crate) fn findings(objects: &Objects) -> Vec<Finding> {
-    let picture = Picture::from(objects);
+    let snapshot = Snapshot::from(objects);
     vec![
-        agents(&picture),
-        kube_proxy(&picture),
-        leftovers(&picture, objects),
-        taints(objects, &picture),
+        agents(&snapshot),
+        kube_proxy(&snapshot),
+        leftovers(&snapshot, objects),
+        taints(objects, &snapshot),
     ]
 }
 
 /// Returns whether kplane should serve a node.
-fn is_ours(node: &NodePicture, picture: &Picture) -> bool {
-    let limited = picture.agents.as_ref().is_some_and(|agents| agents.limited);
+fn is_ours(node: &NodeSnapshot, snapshot: &Snapshot) -> bool {
+    let limited = snapshot
+        .agents
+        .as_ref()
+        .is_some_and(|agents| agents.limited);
     node.linux && (!limited || node.mark == Mark::Kplane)
 }
 
 /// Returns whether an agent serves a node at this moment.
-fn is_connected(node: &NodePicture) -> bool {
+fn is_connected(node: &NodeSnapshot) -> bool {
     let state = node.served.as_ref().map(|served| served.state);
     state.is_some_and(|state| {
         !matches!(
@@ -73,16 +76,16 @@ fn is_connected(node: &NodePicture) -> bool {
 }
 
 /// Returns the nodes of kplane without an agent that is connected.
-pub(super) fn lacking(picture: &Picture) -> Vec<&NodePicture> {
-    let nodes = picture.nodes.iter();
-    let lacking = nodes.filter(|node| is_ours(node, picture) && !is_connected(node));
+pub(super) fn lacking(snapshot: &Snapshot) -> Vec<&NodeSnapshot> {
+    let nodes = snapshot.nodes.iter();
+    let lacking = nodes.filter(|node| is_ours(node, snapshot) && !is_connected(node));
     lacking.collect()
 }
 
 /// Returns the nodes that are left to kube-proxy although none runs there.
-fn unserved(picture: &Picture) -> Vec<&NodePicture> {
-    let nodes = picture.nodes.iter();
-    let others = nodes.filter(|node| node.linux && !is_ours(node, picture) && !is_connected(node));
+fn unserved(snapshot: &Snapshot) -> Vec<&NodeSnapshot> {
+    let nodes = snapshot.nodes.iter();
+    let others = nodes.filter(|node| node.linux && !is_ours(node, snapshot) && !is_connected(node));
     let idle = others.filter(|node| match node.kube_proxy {
         PodState::Ready | PodState::Leaving => false,
         // No pod is ready on a node that is not Ready.
@@ -92,15 +95,15 @@ fn unserved(picture: &Picture) -> Vec<&NodePicture> {
     idle.collect()
 }
 
-fn agents(picture: &Picture) -> Finding {
+fn agents(snapshot: &Snapshot) -> Finding {
     const CHECK: &str = "agents";
-    if let Some(error) = &picture.plane_error {
+    if let Some(error) = &snapshot.plane_error {
         return Finding::unknown(CHECK, error, "kpctl status");
     }
-    let nodes = picture.nodes.iter();
-    let ours = nodes.filter(|node| is_ours(node, picture)).count();
-    let (lacking, unserved) = (lacking(picture), unserved(picture));
-    let others = picture.nodes.len() - ours;
+    let nodes = snapshot.nodes.iter();
+    let ours = nodes.filter(|node| is_ours(node, snapshot)).count();
+    let (lacking, unserved) = (lacking(snapshot), unserved(snapshot));
+    let others = snapshot.nodes.len() - ours;
     let mut text = format!(
         "{} of {ours} nodes have an agent that is connected",
         ours - lacking.len(),
@@ -137,10 +140,10 @@ fn agents(picture: &Picture) -> Finding {
         true => {
             "kubectl -n kplane describe pods -l app.kubernetes.io/component=nodeagent".to_owned()
         }
-        false => serve(picture, &unserved),
+        false => serve(snapshot, &unserved),
     };
     // k3s and others have kube-proxy inside another program, which may serve these nodes.
-    if lacking.is_empty() && picture.kube_proxy.is_none() && !picture.saved {
+    if lacking.is_empty() && snapshot.kube_proxy.is_none() && !snapshot.saved {
         details.push("unless another program there has kube-proxy inside, as k3s has".to_owned());
         return Finding::warning(CHECK, text, &remedy).with(details);
     }
@@ -148,9 +151,9 @@ fn agents(picture: &Picture) -> Finding {
 }
 
 /// Returns the command that lets kplane serve these nodes.
-fn serve(picture: &Picture, nodes: &[&NodePicture]) -> String {
+fn serve(snapshot: &Snapshot, nodes: &[&NodeSnapshot]) -> String {
     let names: Vec<&str> = nodes.iter().map(|node| node.name.as_str()).collect();
-    match picture.kube_proxy {
+    match snapshot.kube_proxy {
         Some(_) => format!("kpctl migrate start --node {}", names.join(" --node ")),
         None => format!(
             "kubectl label node --overwrite {} {LABEL}={KPLANE}",
@@ -159,29 +162,29 @@ fn serve(picture: &Picture, nodes: &[&NodePicture]) -> String {
     }
 }
 
-fn kube_proxy(picture: &Picture) -> Finding {
+fn kube_proxy(snapshot: &Snapshot) -> Finding {
     const CHECK: &str = "kube-proxy";
-    let both = picture.nodes.iter().filter(|node| {
+    let both = snapshot.nodes.iter().filter(|node| {
         node.kube_proxy.is_there() && (is_connected(node) || node.mark == Mark::Kplane)
     });
     let both: Vec<&str> = both.map(|node| node.name.as_str()).collect();
     if !both.is_empty() {
         let text = format!("runs beside an agent on {} nodes", both.len());
-        let remedy = match picture.record().is_some() {
+        let remedy = match snapshot.record().is_some() {
             true => "kpctl migrate start --all",
             false => "kpctl migrate plan",
         };
         return Finding::bad(CHECK, text, remedy).with(vec![names(&both)]);
     }
-    match &picture.kube_proxy {
+    match &snapshot.kube_proxy {
         None => Finding::ok(CHECK, "has no DaemonSet"),
         Some(_) => Finding::ok(CHECK, "runs on no node that has an agent"),
     }
 }
 
-fn leftovers(picture: &Picture, objects: &Objects) -> Finding {
+fn leftovers(snapshot: &Snapshot, objects: &Objects) -> Finding {
     let mut details = Vec::new();
-    let returning = picture
+    let returning = snapshot
         .nodes
         .iter()
         .filter(|node| node.mark == Mark::Returning);
@@ -196,17 +199,20 @@ fn leftovers(picture: &Picture, objects: &Objects) -> Finding {
     if cleanups > 0 {
         details.push(format!("{cleanups} cleanup pods"));
     }
-    let none = picture.nodes.iter().all(|node| node.mark == Mark::None);
-    let kept = picture.kube_proxy.as_ref().is_some_and(|set| set.keeps_off);
+    let none = snapshot.nodes.iter().all(|node| node.mark == Mark::None);
+    let kept = snapshot
+        .kube_proxy
+        .as_ref()
+        .is_some_and(|set| set.keeps_off);
     if none && kept {
         details.push("kube-proxy's DaemonSet keeps off nodes that do not exist".to_owned());
     }
-    let alone = picture
+    let alone = snapshot
         .nodes
         .iter()
         .filter(|node| node.mark == Mark::Kplane)
         .count();
-    if picture.agents.is_none() && alone > 0 {
+    if snapshot.agents.is_none() && alone > 0 {
         details.push(format!(
             "{alone} nodes have the label kplane.io/proxy, and no agents exist"
         ));
@@ -220,7 +226,7 @@ fn leftovers(picture: &Picture, objects: &Objects) -> Finding {
     }
 }
 
-fn taints(objects: &Objects, picture: &Picture) -> Finding {
+fn taints(objects: &Objects, snapshot: &Snapshot) -> Finding {
     let tainted = objects.nodes.iter().filter(|node| {
         let taints = node.spec.iter().flat_map(|spec| &spec.taints).flatten();
         taints.into_iter().any(|taint| taint.key == NOT_READY)
@@ -233,7 +239,7 @@ fn taints(objects: &Objects, picture: &Picture) -> Finding {
     }
     let serving = tainted
         .iter()
-        .filter(|name| picture.node(name).is_some_and(is_connected));
+        .filter(|name| snapshot.node(name).is_some_and(is_connected));
     let text = format!("{} nodes have {NOT_READY}", tainted.len());
     let finding = match serving.count() {
         // The taint is there to keep pods off these nodes.

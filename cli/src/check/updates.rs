@@ -7,7 +7,7 @@ use serde::Deserialize;
 use super::hooks::{self, Hook, PATH, PodSpec};
 use super::listed::{Metadata, Service, ServiceSpec};
 use super::{Finding, NAMED, cluster, names};
-use crate::migrate::picture::{Objects, Picture};
+use crate::migrate::snapshot::{Objects, Snapshot};
 
 /// The name of the check.
 pub(crate) const CHECK: &str = "rolling-updates";
@@ -78,8 +78,8 @@ pub(crate) fn finding(
     deployments: &[Deployment],
     services: &[Service],
 ) -> Finding {
-    let picture = Picture::from(objects);
-    let lacking = cluster::lacking(&picture);
+    let snapshot = Snapshot::from(objects);
+    let lacking = cluster::lacking(&snapshot);
     let lacking: Vec<&str> = lacking.iter().map(|node| node.name.as_str()).collect();
     let (mut asking, mut at_once, mut all) = (Vec::new(), Vec::new(), 0);
     let (port, mut faulty) = (hooks_port(objects), Vec::new());
@@ -104,7 +104,7 @@ pub(crate) fn finding(
             Ending::AtOnce => at_once.push(deployment.name()),
         }
     }
-    if !asking.is_empty() && !lacking.is_empty() && picture.plane_error.is_none() {
+    if !asking.is_empty() && !lacking.is_empty() && snapshot.plane_error.is_none() {
         let text = format!(
             "{} Deployments have the hook {PATH}, which fails on {} nodes without an agent",
             asking.len(),

@@ -1,4 +1,4 @@
-//! Answers that go on: pictures, and each change of them.
+//! Answers that go on: snapshots, and each change of them.
 
 use std::collections::BTreeMap;
 
@@ -41,10 +41,10 @@ impl<T> Messages<T> {
     }
 }
 
-/// A stream of pictures of the fleet.
+/// A stream of snapshots of the fleet.
 pub(crate) struct FleetStream {
     messages: Messages<pb::Fleet>,
-    /// The pages of the next picture.
+    /// The pages of the next snapshot.
     pages: Pages,
 }
 
@@ -56,7 +56,7 @@ impl FleetStream {
         }
     }
 
-    /// Returns the next picture, in time as [`Messages::next`].
+    /// Returns the next snapshot, in time as [`Messages::next`].
     pub(crate) async fn next(&mut self) -> Result<pb::Fleet, Error> {
         loop {
             let page = self.messages.next().await?;
@@ -67,11 +67,11 @@ impl FleetStream {
     }
 }
 
-/// A stream of pictures of Services.
+/// A stream of snapshots of Services.
 pub(crate) struct ServiceStream {
     messages: Messages<pb::ServiceChanges>,
     ports: BTreeMap<PortKey, pb::ServiceView>,
-    /// Something has changed since the last picture.
+    /// Something has changed since the last snapshot.
     changed: bool,
 }
 
@@ -83,12 +83,12 @@ impl ServiceStream {
         Self {
             messages,
             ports: BTreeMap::new(),
-            // An empty picture is news, too.
+            // An empty snapshot is news, too.
             changed: true,
         }
     }
 
-    /// Returns the next picture that differs from the one before, in time as [`Messages::next`].
+    /// Returns the next snapshot that differs from the one before, in time as [`Messages::next`].
     pub(crate) async fn next(&mut self) -> Result<Vec<pb::ServiceView>, Error> {
         loop {
             let message = self.messages.next().await?;
@@ -101,7 +101,7 @@ impl ServiceStream {
     }
 }
 
-/// Takes a message into a picture; returns whether it may have changed.
+/// Takes a message into a snapshot; returns whether it may have changed.
 fn take_changes(ports: &mut BTreeMap<PortKey, pb::ServiceView>, news: pb::ServiceChanges) -> bool {
     let changed = news.snapshot || !news.replaced.is_empty() || !news.services.is_empty();
     if news.snapshot {

@@ -15,7 +15,7 @@ use crate::check::{Finding, Outcome, cluster, dns, fleet, neighbours, ranges, up
 use crate::client::Stub;
 use crate::connection::{Asked, Route};
 use crate::failure::Failure;
-use crate::migrate::picture::Objects as Gathered;
+use crate::migrate::snapshot::Objects as Gathered;
 use crate::view::check::CheckView;
 
 /// The checks that need all Services of a cluster.

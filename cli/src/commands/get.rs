@@ -43,7 +43,7 @@ async fn services<V: List>(
     let named = name.as_ref().map(|name| name.namespace.to_string());
     let namespace = named.as_deref().or(args.namespace.as_deref());
     let view = |ports| sorted(view(ports, namespace), &args.rows);
-    let (client, connection) = connect(cli).await?;
+    let (client, route) = connect(cli).await?;
     let request = pb::ListServicesRequest {
         namespace: namespace.unwrap_or_default().to_owned(),
         name: name
@@ -54,7 +54,7 @@ async fn services<V: List>(
         ..pb::ListServicesRequest::default()
     };
     if args.watch.watch {
-        let mut link = watch::Link::new((client, connection));
+        let mut link = watch::Link::new((client, route));
         watch::services(&mut link, &mut output(cli, true), &request, view).await?;
         return Ok(Verdict::Done);
     }
@@ -78,9 +78,9 @@ async fn nodes(cli: &Cli, args: &NodesArgs) -> Result<Verdict, Failure> {
         view.retain(wanted);
         sorted(view, &args.rows)
     };
-    let (client, connection) = connect(cli).await?;
+    let (client, route) = connect(cli).await?;
     if args.watch.watch {
-        let mut link = watch::Link::new((client, connection));
+        let mut link = watch::Link::new((client, route));
         watch::fleet(&mut link, &mut output(cli, true), view).await?;
         return Ok(Verdict::Done);
     }

@@ -14,8 +14,8 @@ use crate::args::uninstall::UninstallArgs;
 use crate::connection::{Asked, Route};
 use crate::failure::Failure;
 use crate::migrate::cleanup::{Program, Purpose};
-use crate::migrate::picture::{Mark, Objects as Gathered, Picture};
 use crate::migrate::pods::PodState;
+use crate::migrate::snapshot::{Mark, Objects as Gathered, Snapshot};
 use crate::migrate::stage::Stage;
 use crate::migrate::{AGENTS, LABEL};
 use kplane_view::uninstall::UninstallView;
@@ -45,16 +45,16 @@ pub(crate) async fn run(cli: &Cli, args: &UninstallArgs) -> Result<Verdict, Fail
     let objects = Route::objects(&cli.options).await?;
     let mut cluster = Cluster::new(objects, &cli.options, args.target.kube_proxy.clone());
     let gathered = cluster.gather_objects().await?;
-    let picture = Picture::from(&gathered);
-    refuse(&picture, args)?;
-    if !args.yes && !confirmed(&picture)? {
+    let snapshot = Snapshot::from(&gathered);
+    refuse(&snapshot, args)?;
+    if !args.yes && !confirmed(&snapshot)? {
         anstream::eprintln!("Nothing was removed.");
         return Ok(Verdict::Declined);
     }
     let mut work = Uninstall {
         cluster: &mut cluster,
         args,
-        keeps_saved: only_saved(&picture),
+        keeps_saved: only_saved(&snapshot),
         removed: Vec::new(),
         left: Vec::new(),
     };
@@ -66,7 +66,7 @@ pub(crate) async fn run(cli: &Cli, args: &UninstallArgs) -> Result<Verdict, Fail
         work.delete_objects().await?;
     }
     let Uninstall { removed, left, .. } = work;
-    let next = next(&picture, cluster.namespace(), left.is_empty());
+    let next = next(&snapshot, cluster.namespace(), left.is_empty());
     let view = UninstallView::new(removed, left, next);
     show(cli, &view)?;
     Ok(match view.left.is_empty() {
@@ -76,10 +76,10 @@ pub(crate) async fn run(cli: &Cli, args: &UninstallArgs) -> Result<Verdict, Fail
 }
 
 /// Refuses to cut off nodes that kube-proxy could serve.
-fn refuse(picture: &Picture, args: &UninstallArgs) -> Result<(), Failure> {
-    let mut marked = picture.nodes.iter().filter(|node| node.mark != Mark::None);
+fn refuse(snapshot: &Snapshot, args: &UninstallArgs) -> Result<(), Failure> {
+    let mut marked = snapshot.nodes.iter().filter(|node| node.mark != Mark::None);
     match marked.next() {
-        Some(node) if !args.force && (picture.kube_proxy.is_some() || picture.saved) => {
+        Some(node) if !args.force && (snapshot.kube_proxy.is_some() || snapshot.saved) => {
             let stage = Stage::of(node);
             let why = match stage.reason() {
                 "" => "kplane serves it",
@@ -95,14 +95,14 @@ fn refuse(picture: &Picture, args: &UninstallArgs) -> Result<(), Failure> {
     }
 }
 
-fn confirmed(picture: &Picture) -> Result<bool, Failure> {
-    let serves = picture
+fn confirmed(snapshot: &Snapshot) -> Result<bool, Failure> {
+    let serves = snapshot
         .kube_proxy
         .as_ref()
         .is_some_and(|set| !set.keeps_off);
     let text = match serves {
         true => "kube-proxy has a DaemonSet, and serves the nodes afterwards.",
-        false if only_saved(picture) => {
+        false if only_saved(snapshot) => {
             "kube-proxy's DaemonSet is saved, not running: NO SERVICE WORKS afterwards until it is \
              created again."
         }
@@ -113,20 +113,20 @@ fn confirmed(picture: &Picture) -> Result<bool, Failure> {
     anstream::eprintln!("{text}");
     ask(&format!(
         "Remove kplane from {} nodes? [y/N] ",
-        picture.nodes.len()
+        snapshot.nodes.len()
     ))
 }
 
-fn next(picture: &Picture, namespace: &str, complete: bool) -> Vec<String> {
+fn next(snapshot: &Snapshot, namespace: &str, complete: bool) -> Vec<String> {
     if !complete {
         return vec!["kpctl uninstall, when the nodes above work again".to_owned()];
     }
-    let release = picture
+    let release = snapshot
         .agents
         .as_ref()
         .and_then(|agents| agents.release.clone());
     let mut next = Vec::new();
-    if only_saved(picture) {
+    if only_saved(snapshot) {
         next.push("kpctl migrate back --all, if kube-proxy shall serve the nodes again".to_owned());
     }
     next.extend(release.map(|release| format!("helm uninstall {release} --namespace {namespace}")));
@@ -135,8 +135,8 @@ fn next(picture: &Picture, namespace: &str, complete: bool) -> Vec<String> {
 }
 
 /// Returns whether kube-proxy's DaemonSet exists only as `kpctl migrate finish` has saved it.
-fn only_saved(picture: &Picture) -> bool {
-    picture.saved && picture.kube_proxy.is_none()
+fn only_saved(snapshot: &Snapshot) -> bool {
+    snapshot.saved && snapshot.kube_proxy.is_none()
 }
 
 struct Uninstall<'a, 'b> {
@@ -176,9 +176,9 @@ impl Uninstall<'_, '_> {
         let until = Instant::now() + self.args.node_timeout;
         loop {
             let now = self.cluster.gather_objects().await?;
-            let picture = Picture::from(&now);
+            let snapshot = Snapshot::from(&now);
             // On a node that does not work, no pod ends.
-            let there = picture
+            let there = snapshot
                 .nodes
                 .iter()
                 .filter(|node| node.ready && node.agent.is_there());
@@ -197,8 +197,8 @@ impl Uninstall<'_, '_> {
             Some(set) => Program::OfAgents(Box::new(set.clone())),
             None => Program::Image(self.args.image.clone()),
         };
-        let picture = Picture::from(gathered);
-        let linux = picture.nodes.iter().filter(|node| node.linux);
+        let snapshot = Snapshot::from(gathered);
+        let linux = snapshot.nodes.iter().filter(|node| node.linux);
         let (ready, away): (Vec<_>, Vec<_>) = linux.partition(|node| node.ready);
         let away = away
             .iter()
@@ -220,9 +220,9 @@ impl Uninstall<'_, '_> {
         let mut waiting: BTreeSet<String> = nodes.into_iter().collect();
         let mut created = BTreeSet::new();
         while !waiting.is_empty() {
-            let picture = Picture::from(&self.cluster.gather_objects().await?);
+            let snapshot = Snapshot::from(&self.cluster.gather_objects().await?);
             for name in waiting.clone() {
-                let node = picture.node(&name);
+                let node = snapshot.node(&name);
                 match node.map(|node| node.cleanup.clone()) {
                     Some(PodState::Absent) => {
                         let kube_proxy = node.is_some_and(|node| node.kube_proxy.is_there());

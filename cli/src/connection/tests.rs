@@ -12,7 +12,7 @@ clusters: [{name: a, cluster: {server: 'https://192.0.2.1:6443'}}]
 contexts: [{name: a, context: {cluster: a, user: ''}}]
 ";
 
-fn connection(args: &[&str], kubeconfig: Option<&str>) -> String {
+fn route(args: &[&str], kubeconfig: Option<&str>) -> String {
     let words = ["kpctl", "status"].iter().chain(args);
     let matches = Cli::command().try_get_matches_from(words).unwrap();
     let options = Cli::from_arg_matches(&matches).unwrap().options;
@@ -26,7 +26,7 @@ fn connection(args: &[&str], kubeconfig: Option<&str>) -> String {
         home: Some(home.path().to_owned()),
     };
     match Route::choose_in(&options, &environment) {
-        Ok(connection) => connection.describe(),
+        Ok(route) => route.describe(),
         Err(error) => error.to_string(),
     }
 }
@@ -35,21 +35,21 @@ fn connection(args: &[&str], kubeconfig: Option<&str>) -> String {
 fn the_way_depends_on_flags_and_files_alone() {
     let cluster = "https://192.0.2.1:6443 (context a)";
     let here = "http://127.0.0.1:7466";
-    assert_eq!(connection(&[], Some(KUBECONFIG)), cluster);
-    assert_eq!(connection(&[], None), here);
-    assert_eq!(connection(&[], Some("kind: Config")), here);
+    assert_eq!(route(&[], Some(KUBECONFIG)), cluster);
+    assert_eq!(route(&[], None), here);
+    assert_eq!(route(&[], Some("kind: Config")), here);
     let server = ["--server", "127.0.0.1:9"];
-    assert_eq!(connection(&server, Some(KUBECONFIG)), "http://127.0.0.1:9");
+    assert_eq!(route(&server, Some(KUBECONFIG)), "http://127.0.0.1:9");
     // Even a broken kubeconfig is no concern of an address.
-    assert_eq!(connection(&server, Some("{")), "http://127.0.0.1:9");
+    assert_eq!(route(&server, Some("{")), "http://127.0.0.1:9");
     let authority = ["--certificate-authority", "ca.crt"];
-    assert_eq!(connection(&authority, None), "https://127.0.0.1:7466");
-    assert_eq!(connection(&authority, Some(KUBECONFIG)), cluster);
+    assert_eq!(route(&authority, None), "https://127.0.0.1:7466");
+    assert_eq!(route(&authority, Some(KUBECONFIG)), cluster);
 }
 
 #[test]
 fn a_broken_kubeconfig_says_how_to_do_without() {
-    let error = connection(&[], Some("{"));
+    let error = route(&[], Some("{"));
     assert!(error.contains("is not a kubeconfig"), "{error}");
     assert!(error.contains("--server 127.0.0.1"), "{error}");
 }

@@ -3,9 +3,9 @@
 use serde::Serialize;
 
 use crate::migrate::order::{Chosen, Order};
-use crate::migrate::picture::{Picture, shares_names};
 use crate::migrate::plan::{self, Blocked};
 use crate::migrate::record::Direction;
+use crate::migrate::snapshot::{Snapshot, shares_names};
 use crate::migrate::stage::Stage;
 use kplane_view::style::{Canvas, Tone};
 use kplane_view::table::{Column, Table};
@@ -80,21 +80,21 @@ pub(crate) struct MigrationView {
 
 impl MigrationView {
     /// Builds the view.
-    pub(crate) fn new(picture: &Picture) -> Self {
-        let direction = picture.record().map(|record| record.direction);
+    pub(crate) fn new(snapshot: &Snapshot) -> Self {
+        let direction = snapshot.record().map(|record| record.direction);
         let direction = direction.unwrap_or_default();
         let order = Order {
             direction,
             chosen: Chosen::All,
             at_a_time: 1,
         };
-        let stages: Vec<Stage> = picture.nodes.iter().map(Stage::of).collect();
-        let stage = stage(picture, &stages);
+        let stages: Vec<Stage> = snapshot.nodes.iter().map(Stage::of).collect();
+        let stage = stage(snapshot, &stages);
         let problem = match stage {
             StageView::Finished => None,
-            _ => plan::blocked(picture, &order).or_else(|| stopped(picture)),
+            _ => plan::blocked(snapshot, &order).or_else(|| stopped(snapshot)),
         };
-        let nodes = picture.nodes.iter().zip(&stages).map(|(node, stage)| {
+        let nodes = snapshot.nodes.iter().zip(&stages).map(|(node, stage)| {
             let served = node.served.as_ref();
             NodeView {
                 name: node.name.clone(),
@@ -108,14 +108,14 @@ impl MigrationView {
             kind: "Migration",
             stage,
             direction,
-            kube_proxy_mode: picture.mode.clone(),
-            has_kube_proxy: picture.kube_proxy.is_some(),
+            kube_proxy_mode: snapshot.mode.clone(),
+            has_kube_proxy: snapshot.kube_proxy.is_some(),
             nodes: nodes.collect(),
             problem: problem.map(ProblemView::from),
-            advice: advice(picture, stage),
+            advice: advice(snapshot, stage),
             next: Vec::new(),
         };
-        view.next = view.steps(picture);
+        view.next = view.steps(snapshot);
         view
     }
 
@@ -133,12 +133,12 @@ impl MigrationView {
         self.problem.is_some()
     }
 
-    fn steps(&self, picture: &Picture) -> Vec<String> {
+    fn steps(&self, snapshot: &Snapshot) -> Vec<String> {
         if self.problem.is_some() {
             return Vec::new();
         }
         let waiting = self.nodes.iter().find(|node| node.stage == "KubeProxy");
-        let release = picture
+        let release = snapshot
             .agents
             .as_ref()
             .and_then(|agents| agents.release.clone());
@@ -155,7 +155,12 @@ impl MigrationView {
                 vec![format!("kpctl migrate {verb} --all")]
             }
             StageView::Complete => vec!["kpctl migrate finish".to_owned()],
-            StageView::Finished if picture.agents.as_ref().is_some_and(|agents| agents.limited) => {
+            StageView::Finished
+                if snapshot
+                    .agents
+                    .as_ref()
+                    .is_some_and(|agents| agents.limited) =>
+            {
                 vec![format!(
                     "helm upgrade {} deploy/chart --namespace kplane --reset-then-reuse-values --set \
                      migration.enabled=false, so that new nodes are served as well",
@@ -185,8 +190,8 @@ impl MigrationView {
     }
 }
 
-fn stage(picture: &Picture, stages: &[Stage]) -> StageView {
-    let record = picture.record();
+fn stage(snapshot: &Snapshot, stages: &[Stage]) -> StageView {
+    let record = snapshot.record();
     let inside = || {
         stages
             .iter()
@@ -196,7 +201,7 @@ fn stage(picture: &Picture, stages: &[Stage]) -> StageView {
         return StageView::Paused;
     }
     if inside().count() > 0 && inside().all(|stage| *stage == Stage::Kplane) {
-        return match picture.kube_proxy {
+        return match snapshot.kube_proxy {
             Some(_) => StageView::Complete,
             None => StageView::Finished,
         };
@@ -212,11 +217,14 @@ fn stage(picture: &Picture, stages: &[Stage]) -> StageView {
 
 /// Returns the command that takes agents to nftables, before the migration and after it, where they follow kube-proxy's
 /// file to another backend. kubeadm 1.37 writes `mode: iptables` into files that named no mode (K34).
-fn advice(picture: &Picture, stage: StageView) -> Option<String> {
-    let served = picture.nodes.iter().filter_map(|node| node.served.as_ref());
+fn advice(snapshot: &Snapshot, stage: StageView) -> Option<String> {
+    let served = snapshot
+        .nodes
+        .iter()
+        .filter_map(|node| node.served.as_ref());
     let mut backends: Vec<&str> = served.map(|served| served.backend.as_str()).collect();
     if stage == StageView::NotStarted {
-        backends.extend(picture.mode.as_deref());
+        backends.extend(snapshot.mode.as_deref());
     }
     let slow = backends.into_iter().find(|backend| shares_names(backend))?;
     let (when, agents) = match stage {
@@ -227,15 +235,15 @@ fn advice(picture: &Picture, stage: StageView) -> Option<String> {
     Some(format!(
         "Agents {agents} {slow}, as kube-proxy's file says; kubeadm 1.37 and newer write \"mode: iptables\" where no \
          mode was chosen. {when}, this command takes them to nftables: {}",
-        plan::upgrade(picture.agents.as_ref(), "agent.backend=nftables")
+        plan::upgrade(snapshot.agents.as_ref(), "agent.backend=nftables")
     ))
 }
 
 /// Returns why the last walk stopped, if the node is still on its way.
-fn stopped(picture: &Picture) -> Option<Blocked> {
-    let record = picture.record()?;
+fn stopped(snapshot: &Snapshot) -> Option<Blocked> {
+    let record = snapshot.record()?;
     let stopped = record.stopped.as_ref()?;
-    let node = picture.node(&stopped.node)?;
+    let node = snapshot.node(&stopped.node)?;
     let stage = Stage::of(node);
     stage.is_on_its_way().then(|| Blocked {
         problem: format!("stopped at {}: {}", node.name, stage.reason()),
@@ -306,7 +314,7 @@ impl View for MigrationView {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::migrate::picture::{Agents, KubeProxy, Mark, NodePicture, Served};
+    use crate::migrate::snapshot::{Agents, KubeProxy, Mark, NodeSnapshot, Served};
     use kplane_proto::v1 as pb;
 
     const CANVAS: Canvas = Canvas {
@@ -318,37 +326,37 @@ mod tests {
         program: "kpctl",
     };
 
-    fn picture(mode: &str, backend: Option<&str>, finished: bool) -> Picture {
+    fn snapshot(mode: &str, backend: Option<&str>, finished: bool) -> Snapshot {
         let served = backend.map(|backend| Served {
             state: pb::NodeState::InSync,
             verified: true,
             error: String::new(),
             backend: backend.to_owned(),
         });
-        Picture {
+        Snapshot {
             kube_proxy: (!finished).then(KubeProxy::default),
             mode: Some(mode.to_owned()),
             agents: Some(Agents::default()),
-            nodes: vec![NodePicture {
+            nodes: vec![NodeSnapshot {
                 name: "node-1".to_owned(),
                 mark: if finished { Mark::Kplane } else { Mark::None },
                 ready: true,
                 linux: true,
                 served,
-                ..NodePicture::default()
+                ..NodeSnapshot::default()
             }],
-            ..Picture::default()
+            ..Snapshot::default()
         }
     }
 
     #[test]
     fn nodes_without_kube_proxy_are_not_served_by_it() {
         let text = |kube_proxy| {
-            let picture = Picture {
+            let snapshot = Snapshot {
                 kube_proxy,
-                ..picture("iptables", None, false)
+                ..snapshot("iptables", None, false)
             };
-            MigrationView::new(&picture).text(&CANVAS)
+            MigrationView::new(&snapshot).text(&CANVAS)
         };
         assert!(text(Some(KubeProxy::default())).contains("1 served by kube-proxy"));
         assert!(text(None).contains("1 not served by kplane"));
@@ -358,34 +366,37 @@ mod tests {
     fn k34_a_plan_and_an_end_name_the_way_to_nftables() {
         let command = "helm upgrade kplane deploy/chart --namespace kplane --reset-then-reuse-values --set \
                        agent.backend=nftables";
-        let said = |picture: &Picture, stage| advice(picture, stage);
-        for (stage, picture) in [
-            (StageView::NotStarted, picture("iptables", None, false)),
+        let said = |snapshot: &Snapshot, stage| advice(snapshot, stage);
+        for (stage, snapshot) in [
+            (StageView::NotStarted, snapshot("iptables", None, false)),
             (
                 StageView::Complete,
-                picture("iptables", Some("iptables"), false),
+                snapshot("iptables", Some("iptables"), false),
             ),
-            (StageView::Finished, picture("iptables", Some("ipvs"), true)),
+            (
+                StageView::Finished,
+                snapshot("iptables", Some("ipvs"), true),
+            ),
         ] {
-            let said = said(&picture, stage).unwrap();
+            let said = said(&snapshot, stage).unwrap();
             assert!(said.ends_with(command), "{said}");
         }
-        for (stage, picture) in [
-            (StageView::NotStarted, picture("nftables", None, false)),
+        for (stage, snapshot) in [
+            (StageView::NotStarted, snapshot("nftables", None, false)),
             // The file says iptables, and the agents have gone over.
             (
                 StageView::Finished,
-                picture("iptables", Some("nftables"), true),
+                snapshot("iptables", Some("nftables"), true),
             ),
             // Both at once would be too much.
             (
                 StageView::Started,
-                picture("iptables", Some("iptables"), false),
+                snapshot("iptables", Some("iptables"), false),
             ),
         ] {
-            assert_eq!(said(&picture, stage), None);
+            assert_eq!(said(&snapshot, stage), None);
         }
-        let view = MigrationView::new(&picture("iptables", None, false));
+        let view = MigrationView::new(&snapshot("iptables", None, false));
         let text = view.text(&CANVAS);
         let words: Vec<&str> = text.split_whitespace().collect();
         assert!(words.join(" ").contains(command), "{text}");

@@ -164,7 +164,7 @@ impl StatusService for Canned {
     type WatchServicesStream =
         Pin<Box<dyn Stream<Item = Result<pb::ServiceChanges, Status>> + Send>>;
 
-    /// Begins with a picture of the first two ServicePorts, and changes with each revision of the fleet: the rest comes,
+    /// Begins with a snapshot of the first two ServicePorts, and changes with each revision of the fleet: the rest comes,
     /// then all but kube-dns is gone. A fleet of revision 0 is that of a control plane that has no such watch.
     async fn watch_services(
         &self,

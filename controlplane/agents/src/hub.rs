@@ -435,18 +435,12 @@ impl IndexOwner {
         let watched = is_watched.then(|| services_of(&publication));
         let started = Instant::now();
         let observed_at = publication.observed_at;
-        let Staged {
-            revision,
-            changed_services,
-        } = self.hub.store.stage(publication, &self.freshness);
+        let Staged { revision, touched } = self.hub.store.stage(publication, &self.freshness);
         if let Some(services) = watched {
             self.hub.changed_services.tell(services);
         }
         if revision == before {
-            return self
-                .hub
-                .recorder
-                .changed(&changed_services, causes, observed_at);
+            return self.hub.recorder.changed(&touched, causes, observed_at);
         }
         if self
             .publish_debounce
@@ -457,9 +451,7 @@ impl IndexOwner {
         self.hub.fleet.timings.hop(Hop::Publish, started.elapsed());
         summary.revision_at = Some(Instant::now());
         // Streams send the change already.
-        self.hub
-            .recorder
-            .changed(&changed_services, causes, observed_at);
+        self.hub.recorder.changed(&touched, causes, observed_at);
         let Totals {
             services,
             endpoints,

@@ -9,10 +9,10 @@ use super::{Tasks, spawn_errand};
 use crate::avoided::Seen;
 use crate::canary;
 use crate::config::Config;
-use crate::prestop::{self, Farewell};
 use crate::engine::Followers;
 use crate::host_checks;
 use crate::metrics::Counters;
+use crate::prestop::{self, Farewell};
 use crate::service_connections::ServiceConnections;
 
 /// Starts to connect to the canary, if there is one.

@@ -33,7 +33,7 @@ use kplane_proto::convert::{decode_object, encode_object};
 use siphasher::sip128::{Hasher128 as _, SipHasher13};
 
 use super::file::FileError;
-use crate::desired::{Freshness, Snapshot, Position, Remembered};
+use crate::desired::{Freshness, Position, Remembered, Snapshot};
 
 const MAGIC: &[u8] = b"kplane desired state\n";
 

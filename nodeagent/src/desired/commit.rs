@@ -7,7 +7,7 @@ use kplane_proto::convert::ConvertError;
 
 use super::held::{Backing, Word};
 use super::staged::{Staged, StagedObject};
-use super::{Desired, MAX_NAMELESS, Reject, Slot, Dirty};
+use super::{Desired, Dirty, MAX_NAMELESS, Reject, Slot};
 
 impl Desired {
     pub(super) fn commit(&mut self, snapshot: bool, staged: Staged, word: &Word) -> Dirty {

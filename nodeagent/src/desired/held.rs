@@ -11,8 +11,8 @@
 //!
 //! The node plans and programs kept Services like all others.
 
-mod losses;
 mod frontends;
+mod losses;
 #[cfg(test)]
 mod tests;
 
@@ -23,10 +23,10 @@ use kplane_model::{
     DesiredKey, DesiredObject, ServiceKey, ServiceName, ServicePort, ServiceProgram,
 };
 
-use self::losses::Losses;
 use self::frontends::{Frontend, frontends};
+use self::losses::Losses;
 use super::staged::Staged;
-use super::{CliffGuard, Confidence, Desired, Enforcement, Slot, Dirty, first_key, now_ms};
+use super::{CliffGuard, Confidence, Desired, Dirty, Enforcement, Slot, first_key, now_ms};
 
 /// Most names of Services in [`Held::examples`].
 const EXAMPLES: usize = 8;

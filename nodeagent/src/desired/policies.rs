@@ -9,7 +9,7 @@ use kplane_model::{
 
 use super::held::Backing;
 use super::staged::Staged;
-use super::{CliffGuard, Confidence, Desired, Slot, Dirty};
+use super::{CliffGuard, Confidence, Desired, Dirty, Slot};
 
 /// How many of the existing objects a snapshot lacks, and how many there are.
 #[derive(Clone, Copy, Debug, Default)]

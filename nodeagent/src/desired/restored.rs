@@ -12,7 +12,7 @@ use std::sync::Arc;
 use kplane_model::{Cidr, DesiredKey, DesiredObject, Digest, ObjectHash};
 
 use super::held::Backing;
-use super::{Desired, Freshness, Position, Slot, Standing, Dirty};
+use super::{Desired, Dirty, Freshness, Position, Slot, Standing};
 
 /// Everything that an agent serves at one moment, for the cache file.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -6,12 +6,12 @@ use std::time::{Duration, Instant};
 
 use kplane_model::Family;
 
-use super::offline_start::OfflineStartSettings;
 use super::confirmation::Confirmation;
 use super::now::Now;
+use super::offline_start::OfflineStartSettings;
 use super::pipeline::Pipeline;
 use crate::cache::{Cache, CheckpointWriter};
-use crate::desired::{CliffGuard, Confidence, Desired, Held, Snapshot, Position};
+use crate::desired::{CliffGuard, Confidence, Desired, Held, Position, Snapshot};
 use kplane_dataplane::policy::Tell;
 
 /// Time from a change to the write that covers it and all later ones until then.

@@ -7,16 +7,16 @@ use std::time::{Duration, Instant};
 
 use kplane_model::{DesiredKey, Family, NodeFacts, RangeDigests, ServiceName};
 
-use super::offline_start::OfflineStart;
+use super::checkpoint::{Checkpoint, CheckpointSettings};
 use super::confirmation::Confirmation;
 use super::followers::Followers;
-use super::checkpoint::{Checkpoint, CheckpointSettings};
 use super::now::Now;
+use super::offline_start::OfflineStart;
 use super::pipeline::{ApplyOutcome, Context, Pipeline};
 use super::policies::Policies;
 use super::warnings::Warnings;
 use crate::desired::{
-    Changes, Confidence, Counts, Desired, Position, Refusal, Dirty, Update, now_ms,
+    Changes, Confidence, Counts, Desired, Dirty, Position, Refusal, Update, now_ms,
 };
 use crate::report::{Failure, NodeState, Report, Sync, micros, time};
 use kplane_dataplane::backend::{

@@ -13,10 +13,10 @@ use tokio::sync::watch;
 use super::triggers::{PendingTriggers, Results};
 use crate::avoided::Seen;
 use crate::canary;
-use crate::prestop;
 use crate::desired::{Desired, Dirty, View};
 use crate::host_checks::{self, Finding, HostFacts, node_ports, pod_ranges};
 use crate::metrics::{Counters, FamilyCounters, NAMED, Transaction};
+use crate::prestop;
 use crate::report::{Avoided, Failure, Subject, Sync, TriggerProgrammed};
 use crate::service_connections::ServiceConnections;
 use crate::service_health::{self, Publisher};
@@ -141,11 +141,7 @@ impl Followers {
         };
         found.extend(node_ports::findings(node, settings, served));
         found.extend(pod_ranges::findings(desired));
-        found.extend(
-            self.prestop
-                .iter()
-                .flat_map(prestop::Follower::findings),
-        );
+        found.extend(self.prestop.iter().flat_map(prestop::Follower::findings));
         let seen = self.host_checks.as_ref();
         if let Some(seen) =
             seen.filter(|_| desired.local_pods().any(|pod| !pod.policies.is_empty()))
@@ -169,7 +165,7 @@ impl Followers {
         let services = dirty.services.iter().take(NAMED);
         self.counters.transactions.add(Transaction {
             sync,
-            dirty: dirty.services.len(),
+            touched: dirty.services.len(),
             services: services.map(|key| key.service.to_string()).collect(),
             complete,
             error,

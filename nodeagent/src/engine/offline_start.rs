@@ -44,7 +44,11 @@ pub(super) struct OfflineStart {
 
 impl OfflineStart {
     /// Begins to wait, if there is something to serve.
-    pub(super) fn begin(settings: Option<OfflineStartSettings>, desired: &Desired, now: Instant) -> Self {
+    pub(super) fn begin(
+        settings: Option<OfflineStartSettings>,
+        desired: &Desired,
+        now: Instant,
+    ) -> Self {
         let settings = settings.filter(|_| desired.remembers_services());
         Self {
             settings: settings.unwrap_or_default(),

@@ -19,7 +19,7 @@ use super::now::Now;
 use super::planner::{Planned, Planner};
 use super::progress::{Excused, FamilyProgress};
 use super::triggers::PendingTriggers;
-use crate::desired::{Desired, Position, Dirty, Trigger};
+use crate::desired::{Desired, Dirty, Position, Trigger};
 use crate::report::{Failure, FamilyReport, LastingError, Repairs, Subject};
 use kplane_dataplane::backend::{
     self, Applied, ApplyError, Change, Inspection, RuleCounts, ServerCounts, Side,
@@ -417,7 +417,12 @@ impl Pipeline {
     }
 
     pub(super) fn due(&self) -> Option<Instant> {
-        let times = [self.retry_at, self.verify_at, self.repair_at, self.recheck_at];
+        let times = [
+            self.retry_at,
+            self.verify_at,
+            self.repair_at,
+            self.recheck_at,
+        ];
         times.into_iter().flatten().min()
     }
 

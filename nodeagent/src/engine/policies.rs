@@ -10,7 +10,7 @@ use kplane_model::{DesiredKey, Family, PolicyKey, PolicyObject};
 use super::now::Now;
 use super::pipeline::RETRY;
 use super::progress::FamilyProgress;
-use crate::desired::{Desired, Position, Dirty};
+use crate::desired::{Desired, Dirty, Position};
 use crate::report::{Failure, LastingError, Subject};
 use kplane_dataplane::backend::Verification;
 use kplane_dataplane::backoff::Backoff;
@@ -34,12 +34,12 @@ pub(super) struct Policies {
     enforcer: Enforcer,
     /// Whether the agent's proxy has the connections of Pods to Services.
     relays: bool,
-    families: [FamilyProgress; 2],
+    families: [PolicyFamily; 2],
 }
 
 /// How far a family is.
 #[derive(Debug)]
-struct FamilyProgress {
+struct PolicyFamily {
     family: Family,
     /// Whether the kernel's state is not known, so that only a complete change will do.
     behind: bool,
@@ -81,7 +81,7 @@ impl Policies {
         Self {
             enforcer,
             relays,
-            families: Family::ALL.map(|family| FamilyProgress {
+            families: Family::ALL.map(|family| PolicyFamily {
                 family,
                 behind: true,
                 closed: false,
@@ -130,8 +130,7 @@ impl Policies {
     ) -> bool {
         let enforcer = &mut self.enforcer;
         let families = self.families.iter_mut();
-        let outcomes =
-            families.map(|family| family.sync(enforcer, dirty, position, desired, now));
+        let outcomes = families.map(|family| family.sync(enforcer, dirty, position, desired, now));
         // Each family has its turn.
         outcomes.fold(false, |any, failed| any | failed)
     }
@@ -153,7 +152,7 @@ impl Policies {
         })
     }
 
-    fn needed(&self, desired: &Desired) -> impl Iterator<Item = &FamilyProgress> {
+    fn needed(&self, desired: &Desired) -> impl Iterator<Item = &PolicyFamily> {
         let families = self.families.iter();
         families.filter(|family| family.is_needed(desired))
     }
@@ -265,7 +264,7 @@ fn is_due(at: Option<Instant>, now: Now) -> bool {
     at.is_some_and(|at| at <= now.instant)
 }
 
-impl FamilyProgress {
+impl PolicyFamily {
     fn sync(
         &mut self,
         enforcer: &mut Enforcer,

@@ -1,9 +1,9 @@
 //! Tests of the engine: with time as an argument, and once with its thread.
 
-mod offline_start;
-mod followers;
 mod checkpoint;
 mod drift;
+mod followers;
+mod offline_start;
 mod settings;
 mod steps;
 mod thread;

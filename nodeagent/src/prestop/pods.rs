@@ -14,7 +14,7 @@ use tokio::time::Instant;
 
 use super::HookSettings;
 use super::problems::Problems;
-use crate::desired::{Desired, Touched};
+use crate::desired::{Desired, Dirty};
 use crate::host_checks::Finding;
 
 /// Time for which an address is remembered that is no endpoint any more: its Pod may be about to end.
@@ -86,16 +86,11 @@ impl Follower {
         findings
     }
 
-    /// Notes that the kernel holds the desired state of a family; `touched` is what has changed, `None` = anything.
-    pub(crate) fn programmed(
-        &mut self,
-        family: Family,
-        desired: &Desired,
-        touched: Option<&Touched>,
-    ) {
+    /// Notes that the kernel holds the desired state of a family; `dirty` is what has changed, `None` = anything.
+    pub(crate) fn programmed(&mut self, family: Family, desired: &Desired, dirty: Option<&Dirty>) {
         let named = desired.pod_ranges();
         let is_outside = |ip: &IpAddr| !named.iter().any(|range| range.contains(*ip));
-        let all = touched.is_none_or(|touched| touched.node_changed);
+        let all = dirty.is_none_or(|dirty| dirty.node_changed);
         let mut look = |key: &ServiceKey| {
             let local = desired.service(key).and_then(|(_, local)| local);
             let all = local.into_iter().flat_map(|local| &local.endpoints);
@@ -105,9 +100,9 @@ impl Follower {
                 false => drop(self.endpoints.insert(key.clone(), all)),
             }
         };
-        match touched.filter(|_| !all) {
-            Some(touched) => {
-                let ours = touched.services.iter().filter(|key| key.family == family);
+        match dirty.filter(|_| !all) {
+            Some(dirty) => {
+                let ours = dirty.services.iter().filter(|key| key.family == family);
                 ours.for_each(look);
             }
             None => {

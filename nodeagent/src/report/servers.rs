@@ -109,7 +109,7 @@ fn target(destination: &pb::Destination) -> Option<PacketTarget> {
 fn state_to_wire(state: &KernelState) -> pb::KernelState {
     let texts = |all: &[EndpointAddr]| all.iter().map(ToString::to_string).collect();
     pb::KernelState {
-        places: state.places.clone(),
+        places: state.frontends.clone(),
         endpoints: texts(&state.endpoints),
         inside_apart: state.inside.is_some(),
         inside_endpoints: state.inside.as_deref().map(texts).unwrap_or_default(),

@@ -8,7 +8,7 @@ use kplane_model::{Family, ServiceKey, ServiceName};
 use tokio::sync::watch;
 
 use super::{Mailbox, ServerKey, Target, all_targets, target};
-use crate::desired::{Desired, Touched};
+use crate::desired::{Desired, Dirty};
 use crate::report::Failure;
 
 /// The publisher, owned by the engine. It keeps what it last published, and publishes only real
@@ -37,11 +37,11 @@ impl Publisher {
         family: Family,
         node: &NodePlan,
         desired: &Desired,
-        touched: Option<&Touched>,
+        dirty: Option<&Dirty>,
         failed: impl Fn(&ServiceName) -> bool,
     ) {
-        let changes = match touched {
-            Some(touched) => self.some(family, desired, touched),
+        let changes = match dirty {
+            Some(dirty) => self.some(family, desired, dirty),
             None => self.all(family, desired),
         };
         let changes: Vec<_> = changes
@@ -68,9 +68,9 @@ impl Publisher {
         &self,
         family: Family,
         desired: &Desired,
-        touched: &Touched,
+        dirty: &Dirty,
     ) -> Vec<(ServerKey, Option<Target>)> {
-        let ours = touched.services.iter().filter(|key| key.family == family);
+        let ours = dirty.services.iter().filter(|key| key.family == family);
         let mut changes: Vec<(ServerKey, Option<Target>)> = Vec::new();
         for key in ours {
             let server = (family, key.service.clone());

@@ -149,12 +149,12 @@ impl Rig {
         } else {
             self.plane.delta_update()
         };
-        let touched = self.desired.apply(update).unwrap();
-        let touched = (!first).then_some(&touched);
+        let dirty = self.desired.apply(update).unwrap();
+        let dirty = (!first).then_some(&dirty);
         for family in Family::ALL {
             let refused = |name: &ServiceName| refused.contains(&&*name.name);
             self.publisher
-                .programmed(family, &self.node, &self.desired, touched, refused);
+                .programmed(family, &self.node, &self.desired, dirty, refused);
         }
     }
 

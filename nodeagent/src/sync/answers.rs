@@ -53,7 +53,7 @@ pub(super) async fn answer(
     if let Some(question) = question.proxied {
         answer.proxied = Some(proxied::answer(engine.proxy().get().as_deref(), question));
     }
-    if let Some(nodes) = question.peer_probe {
+    if let Some(nodes) = question.reach {
         answer.reached = Some(peer_probe(nodes).await);
     }
     if let Some(question) = question.denials {

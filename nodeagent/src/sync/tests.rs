@@ -19,7 +19,7 @@ use super::lost::LONGEST_ABSENCE;
 use super::*;
 use crate::desired::fixture::{EPOCH, Plane, RANGES, svc};
 use crate::desired::{Position, Refusal, Resume};
-use crate::engine::{Command, Recall};
+use crate::engine::{CheckpointSettings, Command};
 use crate::report::Report;
 use kplane_dataplane::backend::{Backend, noop};
 use kplane_proto::v1::agent_message;
@@ -213,7 +213,7 @@ struct Rig {
 
 /// An engine on the test's own runtime, whose time stands still.
 fn local(backend: Backend) -> Engine {
-    let (engine, work) = Engine::local(backend, Recall::default());
+    let (engine, work) = Engine::local(backend, CheckpointSettings::default());
     tokio::spawn(work);
     engine
 }

@@ -3,7 +3,7 @@
 use std::task::Poll;
 use std::time::Duration;
 
-use kp_nodeagent::cache::{Cache, Memory};
+use kp_nodeagent::cache::{Cache, MemoryFile};
 use kp_nodeagent::connection::Connection;
 use kp_nodeagent::desired::CliffGuard;
 use kp_nodeagent::engine::{CheckpointSettings, Engine, OfflineStartSettings};
@@ -32,7 +32,7 @@ pub(crate) struct Agent {
     pub(crate) node: u8,
     pub(crate) kernel: Kernel,
     pub(crate) wire: Wire,
-    file: Memory,
+    file: MemoryFile,
     /// Earlier contents of the cache file, oldest first.
     files: Vec<Vec<u8>>,
     process: Option<Process>,
@@ -57,7 +57,7 @@ impl Agent {
             node: wire.node,
             kernel: wire.kernel.clone(),
             wire,
-            file: Memory::default(),
+            file: MemoryFile::default(),
             files: Vec::new(),
             process: None,
             thaw: [(); 2].map(|()| watch::Sender::new(Instant::now())),

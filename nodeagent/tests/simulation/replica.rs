@@ -6,7 +6,7 @@ use std::time::{Duration, SystemTime};
 use kplane_agents::hub::{Hub, Seen};
 use kplane_agents::identity::{self, AuditLog, Authenticator};
 use kplane_agents::streams::AgentServer;
-use kplane_agents::{neighbours, suspects};
+use kplane_agents::{failure_detector, suspects};
 use kplane_desired_state::admission::Admission;
 use kplane_desired_state::index::{CliffGuard, Guarded};
 use kplane_desired_state::k8s::Kind;
@@ -67,7 +67,7 @@ impl Replica {
                 tokio::select! {
                     biased;
                     () = stop.cancelled() => {}
-                    () = neighbours::watch(watched, None) => {}
+                    () = failure_detector::watch(watched, None) => {}
                 }
             });
             tokio::spawn(links::check(

@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, anyhow, ensure};
-use kp_nodeagent::cache::{Cache, Memory};
+use kp_nodeagent::cache::{Cache, MemoryFile};
 use kp_nodeagent::denials::Denials;
 use kp_nodeagent::desired::Position;
 use kp_nodeagent::engine::{CheckpointSettings, Engine};
@@ -45,7 +45,7 @@ struct Member {
     engine: Engine,
     cursor: Cursor,
     /// The agent's cache file.
-    memory: Memory,
+    memory: MemoryFile,
 }
 
 impl Member {
@@ -98,7 +98,7 @@ impl Cluster {
                     backend.clone(),
                 ))?,
                 cursor: Cursor::at(0),
-                memory: Memory::default(),
+                memory: MemoryFile::default(),
             })
         };
         let members = (1..=NODES).map(member).collect::<Result<_>>()?;

@@ -139,8 +139,8 @@ impl<'a> Cluster<'a> {
             }
             self.client = None;
         }
-        let mut connection = Route::choose(self.options)?;
-        let client = Client::connect(&mut connection).await?;
+        let mut route = Route::choose(self.options)?;
+        let client = Client::connect(&mut route).await?;
         let fleet = client.fleet().await?;
         self.client = Some(client);
         Ok(fleet)

@@ -106,7 +106,7 @@ impl Watch {
         match event {
             WatchEvent::Reply(round, messages) => {
                 for (of, word) in messages {
-                    self.judge.receive(now, &round, &of, word);
+                    self.judge.hear(now, &round, &of, word);
                 }
             }
             WatchEvent::Others(others) => self.others = others,

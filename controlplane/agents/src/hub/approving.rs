@@ -2,7 +2,7 @@
 
 use std::time::SystemTime;
 
-use kplane_desired_state::index::{Held, Picture};
+use kplane_desired_state::index::{Held, HeldState};
 
 use super::{Closing, IndexHandle, IndexOwner};
 use crate::orders::Approval;
@@ -28,8 +28,8 @@ pub struct Approved {
     pub doubt: String,
     /// The first revision with the approval.
     pub revision: u64,
-    /// The picture that was approved.
-    pub picture: Picture,
+    /// The held_state that was approved.
+    pub held_state: HeldState,
     /// A random number of the approval, so that this replica does not take it again.
     pub id: u64,
 }
@@ -39,7 +39,7 @@ pub struct Approved {
 #[error("more objects are held than were approved, so nothing was removed: {0}")]
 pub struct HeldMore(Held);
 
-/// The right to approve the picture. It leads to nothing else of the index.
+/// The right to approve the held_state. It leads to nothing else of the index.
 #[derive(Clone, Debug)]
 pub struct Approvals(IndexHandle);
 
@@ -48,7 +48,7 @@ impl Approvals {
         Self(index)
     }
 
-    /// Confirms the source's picture on behalf of the operator: removes the objects that are held,
+    /// Confirms the source's held_state on behalf of the operator: removes the objects that are held,
     /// and makes agents do the same.
     ///
     /// # Errors
@@ -57,7 +57,7 @@ impl Approvals {
         self.0.ask(move |owner| owner.approve(seen)).await
     }
 
-    /// Takes an approval that another replica was given, if it covers this picture and was not taken before.
+    /// Takes an approval that another replica was given, if it covers this held_state and was not taken before.
     ///
     /// # Errors
     /// [`Closing`].
@@ -74,14 +74,14 @@ impl IndexOwner {
         {
             return Err(HeldMore(held));
         }
-        let (id, picture) = (rand::random(), self.index.picture());
+        let (id, held_state) = (rand::random(), self.index.held_state());
         let doubt = self.index.trust().doubt().to_owned();
         let released = self.approve_now(id);
         Ok(Approved {
             released,
             doubt,
             revision: self.hub.store.head().borrow().revision,
-            picture,
+            held_state,
             id,
         })
     }
@@ -91,7 +91,7 @@ impl IndexOwner {
         let known = self.approvals.contains(&approval.id);
         let covered = !known
             && self.index.needs_approval()
-            && self.index.picture().is_covered_by(&approval.picture);
+            && self.index.held_state().is_covered_by(&approval.held_state);
         if covered {
             self.approve_now(approval.id);
         }

@@ -69,7 +69,7 @@ async fn keep(hub: &Hub, by: String, approved: Approved) -> bool {
         id: approved.id,
         by,
         at_ms: millis(SystemTime::now()),
-        snapshot: approved.snapshot,
+        held_state: approved.held_state,
     };
     let kept = hub.orders.approve(approval).await;
     if let Err(error) = &kept {

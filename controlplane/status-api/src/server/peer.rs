@@ -141,7 +141,7 @@ impl PeerService for PeerServer {
 
     async fn suspect(&self, request: Request<pb::SuspectRequest>) -> Answer<pb::SuspectResponse> {
         let _permit = self.begin()?;
-        let alive = failure_detector::hear(&self.hub, request.get_ref());
+        let alive = failure_detector::receive(&self.hub, request.get_ref());
         Ok(Response::new(pb::SuspectResponse { alive }))
     }
 

@@ -277,8 +277,8 @@ fn a_service_that_is_named_wins_over_one_that_is_kept() {
     same_address.port.cluster_ip = old.port.cluster_ip;
     new.port.node_port = Some(30_000);
     new.port.external_policy = TrafficPolicy::Local;
-    for competing_proxy in [new, same_address] {
-        let competing_proxy = DesiredObject::Service(competing_proxy);
+    for competing in [new, same_address] {
+        let competing = DesiredObject::Service(competing);
         let mut desired = holding(&[
             DesiredObject::Service(old.clone()),
             bystander.clone(),
@@ -286,7 +286,7 @@ fn a_service_that_is_named_wins_over_one_that_is_kept() {
         ]);
         let mut other = plane(7, Partial, vec![node("z")]);
         desired.apply(other.snapshot_update()).unwrap();
-        other.put(&competing_proxy);
+        other.put(&competing);
         let dirty = desired.apply(other.delta_update()).unwrap();
         let both = BTreeSet::from([key(0), key(1)]);
         assert_eq!(dirty.services, both);
@@ -295,7 +295,7 @@ fn a_service_that_is_named_wins_over_one_that_is_kept() {
         // The result is the same when both come with one snapshot.
         let mut desired = holding(&[DesiredObject::Service(old.clone()), bystander.clone()]);
         desired
-            .apply(plane(7, Partial, vec![competing_proxy]).snapshot_update())
+            .apply(plane(7, Partial, vec![competing]).snapshot_update())
             .unwrap();
         assert_eq!((count(&desired).0, held(&desired)), (2, (1, 0)));
     }
@@ -510,7 +510,7 @@ fn facts_of_the_node_stay_with_what_is_kept() {
 #[test]
 fn what_is_remembered_counts_as_if_it_had_been_there() {
     let before = holding(&served(0..40));
-    let memory = before.picture(1).unwrap();
+    let memory = before.snapshot(1).unwrap();
     let started = |confidence, objects| {
         let mut desired = Desired::default();
         desired.restore(memory.clone());
@@ -698,7 +698,7 @@ proptest! {
             }
             // The cache file leads to the same state after a start.
             let mut started = Desired::new(guard);
-            started.restore(desired.picture(1).unwrap());
+            started.restore(desired.snapshot(1).unwrap());
             if let Some(resume) = started.resume() {
                 prop_assert_eq!((Some(resume), None), (desired.resume(), desired.held()));
             }

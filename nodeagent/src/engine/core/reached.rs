@@ -5,7 +5,7 @@ use std::os::fd::OwnedFd;
 use kplane_dataplane::policy::{Flow, Followed, Hand};
 
 use super::Core;
-use crate::desired::{Position, Dirty};
+use crate::desired::{Dirty, Position};
 use crate::engine::now::Now;
 use crate::engine::pipeline::Pipeline;
 use crate::engine::progress::{FamilyProgress, common};

@@ -129,7 +129,7 @@ async fn an_agent_says_which_nodes_it_reaches() {
     let mut server = rig.synced(&mut plane).await;
     server.say(server_message::Kind::Inspect(pb::Inspect {
         token: 7,
-        peer_probe: Some(pb::ReachQuestion::default()),
+        reach: Some(pb::ReachQuestion::default()),
         ..pb::Inspect::default()
     }));
     loop {

@@ -22,7 +22,7 @@ const ROOM: usize = 1024 * 1024;
 const MUCH: usize = 48 * 1024 * 1024;
 
 /// Waits for a successor.
-fn successor(listener: &HandoverListener) -> Result<Successor, HandoverError> {
+fn asked(listener: &HandoverListener) -> Result<Successor, HandoverError> {
     let mut found = None;
     eventually("a successor asks", || {
         found = listener.accept().transpose();
@@ -38,7 +38,7 @@ fn over_a_socket(bundle: Bundle) -> Bundle {
     let listener = HandoverListener::open(&path).unwrap();
     let successor = std::thread::spawn(move || ask(&path));
     let before = bundle.counts();
-    successor(&listener).unwrap().give(bundle).unwrap();
+    asked(&listener).unwrap().give(bundle).unwrap();
     let bundle = successor.join().unwrap().unwrap().unwrap();
     assert_eq!(bundle.counts(), before);
     bundle
@@ -227,9 +227,9 @@ fn u57_a_successor_that_dies_leaves_everything_to_the_predecessor() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("proxy.sock");
         let listener = HandoverListener::open(&path).unwrap();
-        let successor = dying_successor(&path, 1);
-        let successor = successor(&listener).unwrap();
-        drop(successor);
+        let dying = dying_successor(&path, 1);
+        let successor = asked(&listener).unwrap();
+        drop(dying);
         let (bundle, error) = successor.give(bundle).unwrap_err();
         assert!(matches!(error, HandoverError::Io(_)), "{error}");
         bundle
@@ -246,7 +246,7 @@ fn u57_another_version_gets_a_refusal_with_its_reason() {
     let path = folder.path().join("proxy.sock");
     let listener = HandoverListener::open(&path).unwrap();
     let mut successor = dying_successor(&path, 99);
-    let error = successor(&listener).unwrap_err();
+    let error = asked(&listener).unwrap_err();
     assert!(matches!(error, HandoverError::Refused(_)), "{error}");
     let mut answer = vec![0; 256];
     let count = successor.read(&mut answer).unwrap();

@@ -80,28 +80,28 @@ pub(crate) fn deployments_have_endpoints_that_come_terminate_and_go() -> Result<
             .flatten();
         Ok(all.filter(|ep| ep["conditions"][condition] == true).count())
     };
-    let peer_probe = |what: (&str, usize)| {
+    let reach = |what: (&str, usize)| {
         eventually(DEADLINE, &format!("{what:?}"), || {
             let found = endpoints(what.0)?;
             ensure!(found == what.1, "{found}");
             Ok::<_, anyhow::Error>(())
         })
     };
-    peer_probe(("ready", 3))?;
+    reach(("ready", 3))?;
     let pods = api.list("Pod", Some("default"))?;
     let name = pods[0]["metadata"]["name"].as_str().context("no name")?;
     cluster.set_pod_ready(&format!("default/{name}"), false)?;
-    peer_probe(("ready", 2))?;
+    reach(("ready", 2))?;
     cluster.set_pod_ready(&format!("default/{name}"), true)?;
-    peer_probe(("ready", 3))?;
+    reach(("ready", 3))?;
     api.patch(
         "Deployment",
         "default/web",
         &json!({ "spec": { "replicas": 1 } }),
     )?;
-    peer_probe(("terminating", 2))?;
-    peer_probe(("terminating", 0))?;
-    peer_probe(("ready", 1))?;
+    reach(("terminating", 2))?;
+    reach(("terminating", 0))?;
+    reach(("ready", 1))?;
 
     let saved = cluster.folder().join("saved");
     cluster.save(&saved)?;

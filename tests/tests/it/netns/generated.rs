@@ -204,7 +204,7 @@ fn ask_kernel(world: &World, play: Play, fate: &Fate) -> Result<()> {
         .map(|to| SocketAddr::new(to.ip, to.port))
         .collect();
     let same = match fate {
-        Fate::PeerProbe { endpoints, .. } => held == *endpoints,
+        Fate::Reach { endpoints, .. } => held == *endpoints,
         Fate::Refused => held.is_empty() && state.refuses,
         Fate::Untouched => return Ok(()),
         Fate::Dropped => state.guarded || (held.is_empty() && state.drops),
@@ -302,7 +302,7 @@ fn observe(net: &Net, plays: &[(Play, Expected)]) -> Result<Vec<String>> {
 /// Answers of endpoints on the other node to a client outside, whose address they see, do not come
 /// back by the node that chose them.
 fn is_one_way(case: &Case, expected: &Expected) -> bool {
-    let Fate::PeerProbe {
+    let Fate::Reach {
         endpoints,
         source: Source::Client,
         ..
@@ -337,7 +337,7 @@ impl Watcher<'_> {
                 let missed = |seen: &Seen| !matches!(seen, Seen::Hit { .. });
                 self.check_silence(SILENCE, "left alone", missed)
             }
-            Fate::PeerProbe {
+            Fate::Reach {
                 endpoints,
                 source,
                 sticky,
@@ -404,7 +404,7 @@ impl Watcher<'_> {
         other.place = place;
         let expected = expect(&other);
         let shared = match &expected.fate {
-            Fate::PeerProbe { endpoints, .. } => wanted.is_subset(endpoints),
+            Fate::Reach { endpoints, .. } => wanted.is_subset(endpoints),
             _ => false,
         };
         // Answers to load-balancer IPs do not come back but through a node that masqueraded.
@@ -493,7 +493,7 @@ fn is_node_1(ip: IpAddr) -> bool {
 
 fn told(expected: &Expected) -> String {
     let fate = match &expected.fate {
-        Fate::PeerProbe {
+        Fate::Reach {
             endpoints,
             source,
             sticky,

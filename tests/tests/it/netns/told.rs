@@ -72,7 +72,7 @@ fn told(case: &Case) -> Result<Fate> {
     let packet = (place, sender(case));
     let fate = fate::fate(&view.port, &view.endpoints, &node, setup, packet);
     Ok(match fate.outcome {
-        Outcome::Reaches => Fate::PeerProbe {
+        Outcome::Reaches => Fate::Reach {
             endpoints: fate
                 .chosen
                 .iter()

@@ -4,7 +4,7 @@ use kplane_model::Family;
 
 use super::access::{Cost, Guard, TableAccess};
 use super::frontend::Ops;
-use super::repair::{Contents, repair, unreadable};
+use super::repair::{Contents, repair_table, unreadable};
 use super::transactions::{Ground, each_transaction};
 use super::watch::Drift;
 use crate::backend::Verification;
@@ -82,7 +82,7 @@ fn commit_guarded<K: TableAccess>(
         // A table that is replaced as a whole may hold anything.
         let drift = kernel.drift().map_err(unreadable)?;
         if let Some(drift) = drift.filter(|_| !rebuild) {
-            *repaired = repair(kernel, before, drift)?.or(repaired.take());
+            *repaired = repair_table(kernel, before, drift)?.or(repaired.take());
         }
     }
     tracing::warn!(
@@ -99,7 +99,7 @@ pub(super) fn repair<K: TableAccess>(
     table: &impl Contents,
     drift: Drift,
 ) -> Result<Verification, StepError> {
-    match repair(kernel, table, drift) {
+    match repair_table(kernel, table, drift) {
         Ok(repaired) => Ok(repaired.map_or(Verification::Equal, Verification::Repaired)),
         Err(known @ (StepError::Read(_) | StepError::Drifted(_))) => Err(known),
         Err(error) => Err(StepError::Drifted(format!("cannot repair it: {error}"))),

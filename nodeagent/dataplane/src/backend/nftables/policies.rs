@@ -245,13 +245,13 @@ impl PolicyTable {
     /// Reads the table back, and repairs what differs.
     pub(crate) fn verify(&mut self, contents: &impl Contents) -> Result<Verification, ApplyError> {
         let by = self.reported()?.and_then(|reported| reported.by);
-        self.repair(contents, Drift::anything_by(by))
+        self.repair_drift(contents, Drift::anything_by(by))
     }
 
     /// Repairs what other programs changed, as the kernel reported it.
     pub(crate) fn repair(&mut self, contents: &impl Contents) -> Result<Verification, ApplyError> {
         let reported = self.reported()?.unwrap_or_default();
-        self.repair(contents, reported)
+        self.repair_drift(contents, reported)
     }
 
     fn reported(&mut self) -> Result<Option<Drift>, ApplyError> {
@@ -259,7 +259,7 @@ impl PolicyTable {
         reported.map_err(|problem| self.error(unreadable(problem)))
     }
 
-    fn repair(
+    fn repair_drift(
         &mut self,
         contents: &impl Contents,
         drift: Drift,

@@ -73,7 +73,7 @@ struct Plan {
 /// # Errors
 /// [`StepError::Drifted`] when the content of the table has to be adopted first. Other errors when the table
 /// cannot be read or written.
-pub(super) fn repair<K: TableAccess>(
+pub(super) fn repair_table<K: TableAccess>(
     kernel: &mut K,
     table: &impl Contents,
     drift: Drift,
