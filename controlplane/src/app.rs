@@ -74,7 +74,7 @@ pub struct Config {
     pub only_node: Option<NodeName>,
     /// The Node on which this replica runs; `None` = not known.
     pub own_node: Option<NodeName>,
-    /// The name that people gave the cluster, if they did.
+    /// The cluster's name from `--cluster-name`, if it was given.
     pub cluster_name: Option<String>,
     /// Place of the operators' standing orders; `None` = the control plane takes none.
     pub state: Option<State>,

@@ -6,7 +6,7 @@ use std::time::Duration;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
-/// Longest time that one step may take on a busy machine.
+/// Time limit of one step.
 pub const DEADLINE: Duration = Duration::from_secs(30);
 
 /// A response.

@@ -65,7 +65,7 @@ view_of! {
         resource_version: Option<String> = version => |version| (version > 0).then(|| version.to_string()),
         location: Option<String>,
         verb: String => name::<pb::ChangeVerb>,
-        /// Time of the change that led to it, by its writer's clock.
+        /// Time that the client that changed the object wrote into it.
         written: Option<Time> = written_ms,
         endpoints: Vec<EndpointChangeView>,
         fields: Vec<FieldChangeView>,

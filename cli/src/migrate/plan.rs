@@ -256,7 +256,7 @@ fn back(snapshot: &Snapshot, nodes: &[(&NodeSnapshot, Stage)], order: &Order) ->
     Step::Done(Vec::new())
 }
 
-/// Returns the nodes that are on their way, and what is missing.
+/// Returns the nodes that are still migrating, and what each of them waits for.
 fn waits(nodes: &[(&NodeSnapshot, Stage)]) -> Vec<Waiting> {
     let on_way = nodes.iter().filter(|(_, stage)| stage.is_on_its_way());
     let waits = on_way.map(|(node, stage)| Waiting {

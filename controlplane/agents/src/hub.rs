@@ -73,7 +73,7 @@ pub struct Hub {
     pub own_node: OnceLock<NodeName>,
     /// Where all replicas serve agents, if this one knows it.
     pub listed: OnceLock<Listed>,
-    /// The name that people gave the cluster, if they did.
+    /// The cluster's name from `--cluster-name`, if it was given.
     pub cluster_name: OnceLock<String>,
     /// The Nodes that have the start-up taint.
     pub tainted: Tainted,

@@ -38,7 +38,7 @@ pub struct Snapshots(Mutex<Schedule>);
 struct Schedule {
     /// Time between two snapshots.
     gap: Duration,
-    /// The time by which all snapshots so far have had their time.
+    /// End of the last reserved snapshot slot.
     booked: Instant,
     /// The time at which the last agent that was sent away comes back.
     back: Instant,

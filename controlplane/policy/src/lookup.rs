@@ -108,7 +108,7 @@ fn scopes_with<'a, S: Default + Ord, T>(
     places.map(|(_, objects)| objects)
 }
 
-/// Selectors, or what has them, by scope.
+/// Owners of label selectors, by namespace.
 #[derive(Debug)]
 pub(crate) struct Selectors<S, T> {
     by_label: HashMap<(S, Arc<str>, Arc<str>), BTreeSet<T>>,

@@ -165,7 +165,7 @@ impl Enforcer {
         self.suspects = Suspects::new(left, tell);
     }
 
-    /// From now on, connections end that policies no longer allow (NP13). A thread in the calling thread's network
+    /// Starts to delete conntrack entries of connections that policies deny (NP13). A thread in the calling thread's network
     /// namespace hands over lots of flows, of one family each, that [`Enforcer::judge_flows`] has to judge.
     ///
     /// # Errors

@@ -159,7 +159,7 @@ pub struct Found {
     pub kind: String,
     /// The family of its addresses; `None` for ports.
     pub family: Option<Family>,
-    /// The maximum number of entries; 0 for ports, of which the set takes all.
+    /// The maximum number of entries; 0 for `bitmap:port`, which always has room for every port.
     pub capacity: u32,
     /// The entries that belong to the type.
     pub entries: Vec<Entry>,

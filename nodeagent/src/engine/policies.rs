@@ -103,7 +103,7 @@ impl Policies {
         self.enforcer.remember_deaths(left, tell);
     }
 
-    /// From now on, connections end that policies no longer allow.
+    /// Starts the thread that deletes conntrack entries of connections that policies deny.
     pub(super) fn cut_denied(&mut self, hand: Hand) -> std::io::Result<()> {
         self.enforcer.cut_connections(hand)
     }

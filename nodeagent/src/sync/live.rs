@@ -441,7 +441,7 @@ fn tell(frozen: Option<&Frozen>) {
     }
 }
 
-/// Returns by what a stream shows an older state than a report says that the node holds, if it does.
+/// Returns how far the stream is behind the state that the report says the node holds; `None` if it is not behind.
 pub(super) fn lag(collector: &Collector, report: &Report) -> Option<Lag> {
     collector.lag(&report.cluster, &report.freshness)
 }

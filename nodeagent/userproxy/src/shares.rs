@@ -16,7 +16,7 @@ use crate::limits::Gauge;
 /// A namespace's share, as a multiple of what is free.
 const OF_NAMESPACE: usize = 3;
 
-/// A kind of what is shared.
+/// A shared resource: connections, UDP flows or buffers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     /// TCP connections.

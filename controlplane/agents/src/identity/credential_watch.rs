@@ -151,7 +151,7 @@ impl WatchedIdentity {
         }
     }
 
-    /// Checks the identity again. While nobody can check it, it counts.
+    /// Checks the identity again. While the API server is away, the last result stands.
     async fn check(&mut self) -> Result<(), Refusal> {
         match self.caller.again(&self.node, None).await {
             Ok(same) => self.caller = same,

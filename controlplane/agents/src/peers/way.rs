@@ -132,7 +132,7 @@ impl Way {
         (targets, missing)
     }
 
-    /// Resolves all places. A place without an answer leads where it led before.
+    /// Resolves all addresses. A name that no longer resolves keeps its last addresses.
     async fn resolve(&self, found: &mut Found) {
         let places = self.places.iter();
         let answers = join_all(places.map(|place| self.resolve_one(place))).await;

@@ -391,7 +391,7 @@ fn node_named(node: &str, without: &str) -> String {
 /// Cost of connections that an agent tries.
 const COST_OF_CONNECTIONS: u32 = 10;
 
-/// Returns the cost of an answer about the nodes of all replicas, of which each has so many agents.
+/// Returns the cost of an answer about every node: this replica's agents times the replicas.
 fn nodes_cost(agents: usize, peers: Option<&Peers>) -> u32 {
     let replicas = peers.map_or(0, Peers::known) + 1;
     cost(agents.saturating_mul(replicas))

@@ -80,7 +80,7 @@ pub(super) const DESCRIPTION: Description = Description {
     },
 };
 
-/// IpvsSettings of this backend alone: section `ipvs` of kube-proxy's configuration file.
+/// Settings that only this backend has: section `ipvs` of kube-proxy's configuration file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct IpvsSettings {
     /// The scheduler, which spreads connections (D7).

@@ -9,12 +9,25 @@ use super::table_kind::TableKind;
 pub use super::table_kind::{TABLE, TABLE_COMMENT};
 use crate::backend::PodInterface;
 
-/// Sizes of the classes ([`Class`]).
-pub const CLASSES: [u32; 17] = [
-    1, 2, 3, 4, 6, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384,
-];
+/// Defines the sizes of the classes, and the names of the balancers' class sets, which end with them.
+macro_rules! classes {
+    ($($modulus:literal)*) => {
+        /// Sizes of the classes ([`Class`]).
+        pub const CLASSES: [u32; [$($modulus),*].len()] = [$($modulus),*];
 
-/// TableSettings of the constant rules.
+        /// Names of the class sets, by balancer and class.
+        const CLASS_NAMES: [[&str; CLASSES.len()]; Balancer::ALL.len()] = [
+            [$(concat!("services-", $modulus)),*],
+            [$(concat!("nodeports-", $modulus)),*],
+            [$(concat!("inside-services-", $modulus)),*],
+            [$(concat!("inside-nodeports-", $modulus)),*],
+        ];
+    };
+}
+
+classes!(1 2 3 4 6 8 16 32 64 128 256 512 1024 2048 4096 8192 16384);
+
+/// Settings of the constant rules.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TableSettings {
     /// Bit of the packet mark that asks for masquerading: 0..=31.
@@ -54,11 +67,11 @@ pub struct Class(u8);
 
 impl Class {
     /// Most endpoints of a destination.
-    pub const MAX_ENDPOINTS: usize = 16384;
+    pub const MAX_ENDPOINTS: usize = CLASSES[CLASSES.len() - 1] as usize;
 
     /// Returns all classes, smallest first.
     pub fn all() -> impl DoubleEndedIterator<Item = Self> {
-        (0..17).map(Self)
+        (0..).map(Self).take(CLASSES.len())
     }
 
     /// Returns the class for a number of endpoints; `None` for 0 and for more than [`Self::MAX_ENDPOINTS`].
@@ -369,24 +382,6 @@ impl Set {
         }
     }
 }
-
-/// Expands to the names of one balancer's class sets.
-macro_rules! class_names {
-    ($prefix:literal) => {
-        class_names!($prefix: 1 2 3 4 6 8 16 32 64 128 256 512 1024 2048 4096 8192 16384)
-    };
-    ($prefix:literal: $($modulus:literal)*) => {
-        [$(concat!($prefix, $modulus)),*]
-    };
-}
-
-/// Names of the class sets, by balancer and class.
-const CLASS_NAMES: [[&str; 17]; 4] = [
-    class_names!("services-"),
-    class_names!("nodeports-"),
-    class_names!("inside-services-"),
-    class_names!("inside-nodeports-"),
-];
 
 #[cfg(test)]
 mod tests {
