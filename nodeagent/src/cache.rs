@@ -265,7 +265,7 @@ impl Disk {
     fn start(self) -> std::io::Result<(CheckpointWriter, Remains)> {
         let slot = Arc::<Slot>::default();
         let theirs = slot.clone();
-        let (told, memory) = sync_channel(1);
+        let (reported, memory) = sync_channel(1);
         let (ends, ended) = sync_channel(1);
         let path = self.path.clone();
         let thread = move || {
@@ -275,7 +275,7 @@ impl Disk {
                 snapshot: self.load(),
             };
             // The receiver is gone if the disk took too long.
-            let _ = told.send(left);
+            let _ = reported.send(left);
             self.write_all(&theirs, suspects);
             drop(ends);
         };

@@ -72,11 +72,11 @@ pub struct Prober {
 /// Creates both sides of a canary.
 pub fn channel(service: ServiceName) -> (Canary, Prober) {
     let (addresses, held) = watch::channel(None);
-    let (verdict, told) = watch::channel(Verdict::Unknown);
+    let (verdict, reported) = watch::channel(Verdict::Unknown);
     let follower = Canary {
         service: service.clone(),
         addresses,
-        verdict: told,
+        verdict: reported,
     };
     let prober = Prober {
         service,

@@ -44,11 +44,11 @@ pub struct Frozen {
 }
 
 impl From<pb::Frozen> for Frozen {
-    fn from(told: pb::Frozen) -> Self {
+    fn from(reported: pb::Frozen) -> Self {
         Self {
-            since_ms: told.since_ms,
-            by: one_line(&told.by),
-            reason: one_line(&told.reason),
+            since_ms: reported.since_ms,
+            by: one_line(&reported.by),
+            reason: one_line(&reported.reason),
         }
     }
 }

@@ -362,8 +362,8 @@ impl Desired {
             return (expected, false);
         };
         for (key, change) in &staged.named {
-            let told = |slot: &&Slot| !snapshot && slot.backing != Backing::Unnamed;
-            if let Some(old) = self.objects.get(key).filter(told) {
+            let reported = |slot: &&Slot| !snapshot && slot.backing != Backing::Unnamed;
+            if let Some(old) = self.objects.get(key).filter(reported) {
                 digest.remove(old.hash);
             }
             if let Some(new) = change {

@@ -273,7 +273,8 @@ impl Engine {
     /// # Errors
     /// [`Stopped`].
     pub async fn inspect(&self, service: ServiceName) -> Result<Option<Inspection>, Stopped> {
-        self.ask(|told| Question::Inspect(service, told)).await
+        self.ask(|reported| Question::Inspect(service, reported))
+            .await
     }
 
     /// Returns the digests of so many ranges of the desired state, a power of two; `None` if the state cannot be
@@ -282,15 +283,15 @@ impl Engine {
     /// # Errors
     /// [`Stopped`].
     pub async fn ranges(&self, count: u16) -> Result<Option<RangeDigests>, Stopped> {
-        self.ask(|told| Question::Ranges(count, told)).await
+        self.ask(|reported| Question::Ranges(count, reported)).await
     }
 
     async fn ask<T>(
         &self,
         question: impl FnOnce(oneshot::Sender<T>) -> Question,
     ) -> Result<T, Stopped> {
-        let (told, answer) = oneshot::channel();
-        let asked = self.questions.send(question(told)).await;
+        let (reported, answer) = oneshot::channel();
+        let asked = self.questions.send(question(reported)).await;
         asked.map_err(|_| Stopped)?;
         answer.await.map_err(|_| Stopped)
     }
@@ -467,8 +468,8 @@ async fn run(mut core: Core, inputs: Inputs, reports: &watch::Sender<Report>) {
 /// Answers a question. The receiver is gone if the stream is.
 fn answer(core: &Core, question: Question) {
     match question {
-        Question::Inspect(service, told) => drop(told.send(core.inspect(&service))),
-        Question::Ranges(count, told) => drop(told.send(core.ranges(count))),
+        Question::Inspect(service, reported) => drop(reported.send(core.inspect(&service))),
+        Question::Ranges(count, reported) => drop(reported.send(core.ranges(count))),
     }
 }
 

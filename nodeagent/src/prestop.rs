@@ -219,7 +219,7 @@ impl Hooks {
 
 /// Opens a loopback port as soon as it is free.
 async fn listen(address: SocketAddr, family: Family, problems: &Problems) -> TcpListener {
-    let mut told = false;
+    let mut reported = false;
     loop {
         match TcpListener::bind(address).await {
             Ok(listener) => {
@@ -230,7 +230,7 @@ async fn listen(address: SocketAddr, family: Family, problems: &Problems) -> Tcp
             Err(error)
                 if error.kind() == io::ErrorKind::AddrNotAvailable
                     || error.raw_os_error() == Some(Errno::EAFNOSUPPORT as i32) => {}
-            Err(error) if !std::mem::replace(&mut told, true) => {
+            Err(error) if !std::mem::replace(&mut reported, true) => {
                 let problem = format!("the agent cannot listen on {address}: {error}");
                 warn!(
                     "{problem}; preStop hooks of this node's Pods at this port fail, which ends the Pods at once. Give \

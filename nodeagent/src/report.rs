@@ -265,12 +265,14 @@ impl Report {
     pub(crate) fn replace(mut self, before: &mut Self) -> bool {
         let servers = std::mem::take(&mut self.servers);
         before.servers = Default::default();
-        let (verified, told) = (self.swap_verified([0, 0]), before.swap_verified([0, 0]));
+        let (verified, reported) = (self.swap_verified([0, 0]), before.swap_verified([0, 0]));
         // A clock that was set back is news, too.
-        let old = |(now, told): (&u64, &u64)| *told == 0 || now.abs_diff(*told) >= VERIFIED_NEWS_MS;
-        let looked = verified != told && verified.iter().zip(&told).any(old);
+        let old = |(now, reported): (&u64, &u64)| {
+            *reported == 0 || now.abs_diff(*reported) >= VERIFIED_NEWS_MS
+        };
+        let looked = verified != reported && verified.iter().zip(&reported).any(old);
         let news = looked || self != *before;
-        self.swap_verified(if news { verified } else { told });
+        self.swap_verified(if news { verified } else { reported });
         *before = Self { servers, ..self };
         news
     }
@@ -335,8 +337,8 @@ impl Report {
 
     /// Returns the results that a control plane of this epoch has not received yet, if it received everything
     /// up to the given number.
-    pub(crate) fn triggers_after(&self, epoch: u64, told: u64) -> Vec<pb::TriggerProgrammed> {
-        let new = self.triggers.iter().filter(|one| one.number > told);
+    pub(crate) fn triggers_after(&self, epoch: u64, reported: u64) -> Vec<pb::TriggerProgrammed> {
+        let new = self.triggers.iter().filter(|one| one.number > reported);
         new.filter(|one| one.epoch == epoch)
             .map(|one| pb::TriggerProgrammed {
                 id: one.id,

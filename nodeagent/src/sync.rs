@@ -117,7 +117,7 @@ struct LastingState {
     unknown_messages: u64,
     round_trip: Duration,
     /// The number of the last trigger that was sent to a control plane.
-    triggers_told: u64,
+    triggers_reported: u64,
     /// The last remark about control planes that show an older state, for reports.
     notice: Option<Notice>,
     /// The order that freezes the node, by the last heartbeat.
@@ -162,7 +162,7 @@ impl<T: Transport> Client<T> {
                 engine,
                 unknown_messages: 0,
                 round_trip: Duration::ZERO,
-                triggers_told: 0,
+                triggers_reported: 0,
                 notice: None,
                 frozen: None,
                 prestop: None,

@@ -62,7 +62,7 @@ struct Progress {
 pub(crate) async fn keep_removing(
     task: TakeOver,
     mut reports: watch::Receiver<Report>,
-    told: watch::Sender<Option<Failure>>,
+    reported: watch::Sender<Option<Failure>>,
 ) {
     let mut progress = Progress {
         stage: Stage::Begins,
@@ -83,7 +83,7 @@ pub(crate) async fn keep_removing(
         let next = tokio::task::spawn_blocking(move || step(task, &before)).await;
         progress.stage = Stage::Done;
         progress = next.unwrap_or(progress);
-        tell(&told, &progress.stage);
+        tell(&reported, &progress.stage);
         match progress.stage {
             Stage::Beside(_) => sleep(RIVAL_LOOK).await,
             Stage::Drains | Stage::Stays(_) => sleep(DRAIN_LOOK).await,
@@ -105,7 +105,7 @@ fn serves(report: &Report) -> bool {
 }
 
 /// Reports what the stage means for the node. A failure that lasts keeps its start.
-fn tell(told: &watch::Sender<Option<Failure>>, stage: &Stage) {
+fn tell(reported: &watch::Sender<Option<Failure>>, stage: &Stage) {
     let (reason, degraded) = match stage {
         Stage::Beside(competing_proxy) => (
             format!(
@@ -119,14 +119,16 @@ fn tell(told: &watch::Sender<Option<Failure>>, stage: &Stage) {
             false,
         ),
         Stage::Begins | Stage::Drains | Stage::Done => {
-            told.send_if_modified(|told| told.take().is_some());
+            reported.send_if_modified(|reported| reported.take().is_some());
             return;
         }
     };
-    told.send_if_modified(|told| {
-        let is_new = told.as_ref().is_none_or(|told| told.reason != reason);
+    reported.send_if_modified(|reported| {
+        let is_new = reported
+            .as_ref()
+            .is_none_or(|reported| reported.reason != reason);
         if is_new {
-            *told = Some(Failure {
+            *reported = Some(Failure {
                 about: Subject::Node,
                 reason,
                 since_ms: now_ms(),
@@ -282,8 +284,8 @@ mod tests {
             ports: Ports::new(None, None),
         };
         let (reports, follow) = watch::channel(Report::default());
-        let (told, mut failure) = watch::channel(None);
-        let _task = tokio::spawn(keep_removing(task, follow, told));
+        let (reported, mut failure) = watch::channel(None);
+        let _task = tokio::spawn(keep_removing(task, follow, reported));
         let gone = async || {
             let begun = Instant::now();
             while is_there() {
@@ -296,10 +298,13 @@ mod tests {
         let mut stays = async |rules: &str, at: u64, cause: &str| {
             nft(&["-f", "-"], rules);
             reports.send_replace(read_back(at));
-            let told = timeout(DEADLINE, failure.wait_for(Option::is_some)).await;
-            let told = told.unwrap().unwrap().clone().unwrap();
-            assert!(told.reason.contains(cause) && !told.degraded, "{told:?}");
-            assert!(told.about == Subject::Node && is_there());
+            let reported = timeout(DEADLINE, failure.wait_for(Option::is_some)).await;
+            let reported = reported.unwrap().unwrap().clone().unwrap();
+            assert!(
+                reported.reason.contains(cause) && !reported.degraded,
+                "{reported:?}"
+            );
+            assert!(reported.about == Subject::Node && is_there());
             nft(&["flush", "ruleset"], "");
             let ended = timeout(DEADLINE, failure.wait_for(Option::is_none)).await;
             assert!(ended.unwrap().is_ok());

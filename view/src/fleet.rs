@@ -59,16 +59,17 @@ impl SummaryView {
     /// control plane counts; it may list fewer.
     fn new(
         plane: &ControlPlaneView,
-        told: [u64; 2],
+        reported: [u64; 2],
         nodes: &[NodeView],
         issues: &[IssueView],
         missing: &[MissingReplicaView],
     ) -> Self {
         let count = |state| nodes.iter().filter(|node| node.state == state).count();
         let listed = issues.iter().filter(|issue| issue.is_error()).count();
-        let total =
-            |told: u64, listed: usize| listed.max(usize::try_from(told).unwrap_or(usize::MAX));
-        let errors = total(told[0], listed);
+        let total = |reported: u64, listed: usize| {
+            listed.max(usize::try_from(reported).unwrap_or(usize::MAX))
+        };
+        let errors = total(reported[0], listed);
         let in_sync = count(NodeStateView::InSync);
         let frozen = count(NodeStateView::Frozen);
         // A fleet without nodes, or incomplete data, must not count as in sync.
@@ -91,7 +92,7 @@ impl SummaryView {
             unknown: count(NodeStateView::Unknown),
             obstructed,
             errors,
-            warnings: total(told[1], issues.len() - listed),
+            warnings: total(reported[1], issues.len() - listed),
             healthy: nodes_healthy && input_healthy,
             nodes_healthy,
             input_healthy,
@@ -155,11 +156,11 @@ impl From<pb::Fleet> for FleetView {
         let (errors, warnings) = (status.errors, status.warnings);
         let control_plane = ControlPlaneView::from(status);
         let missing = Vec::from_wire(fleet.missing_replicas);
-        let told = [errors, warnings];
+        let reported = [errors, warnings];
         Self {
             api_version: API_VERSION,
             kind: "Fleet",
-            summary: SummaryView::new(&control_plane, told, &nodes, &issues, &missing),
+            summary: SummaryView::new(&control_plane, reported, &nodes, &issues, &missing),
             replicas: FromWire::from_wire(fleet.replicas),
             missing_replicas: missing,
             issues_omitted,

@@ -165,14 +165,14 @@ view_of! {
 impl WhyView {
     /// Creates the view; `from` names the sender.
     pub fn new(namespace: &str, name: &str, from: String, tried: pb::TryResponse) -> Self {
-        let told = tried.explanation.unwrap_or_default();
+        let announced = tried.explanation.unwrap_or_default();
         Self {
             namespace: namespace.to_owned(),
             name: name.to_owned(),
             from,
             attempts: FromWire::from_wire(tried.attempts),
             not_tried: tried.error,
-            ..told.into()
+            ..announced.into()
         }
     }
 

@@ -14,14 +14,14 @@ pub(crate) fn finding(report: &pb::ProbeReport) -> Finding {
         return Finding::skipped(CHECK, text);
     }
     // A node whose agent does not answer is the matter of other checks.
-    let told = report.nodes.iter();
-    let told = told.filter(|node| node.verdict() != ProbeVerdict::Unspecified);
-    let pairs = told.clone().count();
+    let reported = report.nodes.iter();
+    let reported = reported.filter(|node| node.verdict() != ProbeVerdict::Unspecified);
+    let pairs = reported.clone().count();
     if pairs == 0 {
         let text = "no node asks another one: --dead-node is off, or there are no two nodes with an address";
         return Finding::skipped(CHECK, text);
     }
-    let failed = told.flat_map(|node| node.failed.iter().map(move |failed| (node, failed)));
+    let failed = reported.flat_map(|node| node.failed.iter().map(move |failed| (node, failed)));
     let failed: Vec<String> = failed
         .map(|(node, failed)| {
             let at = failed

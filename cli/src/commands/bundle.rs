@@ -163,7 +163,7 @@ async fn fleet(
 async fn service(client: &Client, to: &mut Collector, name: &ServiceName) -> Result<(), Failure> {
     let (namespace, short) = (name.namespace.to_string(), name.name.to_string());
     let description = client.describe(name).await;
-    let described = description.map(|told| DescriptionView::new(&namespace, &short, told));
+    let described = description.map(|reported| DescriptionView::new(&namespace, &short, reported));
     to.view(
         &format!("services/{namespace}/{short}/describe.json"),
         described,
@@ -175,7 +175,7 @@ async fn service(client: &Client, to: &mut Collector, name: &ServiceName) -> Res
         limit: CHANGES,
     };
     let history = client.service_history(name, request).await;
-    let history = history.map(|told| ServiceHistoryView::new(name, "", told));
+    let history = history.map(|reported| ServiceHistoryView::new(name, "", reported));
     to.view(
         &format!("services/{namespace}/{short}/history.json"),
         history,

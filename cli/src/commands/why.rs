@@ -31,14 +31,17 @@ pub(crate) async fn run(cli: &Cli, args: &WhyArgs) -> Result<Verdict, Failure> {
         SenderArg::Address(address) => address.to_string(),
     };
     let (client, _) = connect(cli).await?;
-    let told = match args.tries {
+    let reported = match args.tries {
         true => client.try_service(&name, request).await?,
         false => pb::TryResponse {
             explanation: Some(client.explain(&name, request).await?),
             ..pb::TryResponse::default()
         },
     };
-    show(cli, &WhyView::new(&name.namespace, &name.name, from, told))
+    show(
+        cli,
+        &WhyView::new(&name.namespace, &name.name, from, reported),
+    )
 }
 
 /// Completes the question by the Pod's node and address, or by its name without a kubeconfig. A Pod of the node's network

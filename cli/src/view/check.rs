@@ -35,7 +35,7 @@ const LONG: usize = 60;
 
 impl CheckView {
     /// Returns the checks; in place of a long summary that another one has before it, each names that one.
-    fn told_once(&self) -> Vec<Finding> {
+    fn reported_once(&self) -> Vec<Finding> {
         let mut checks = self.checks.clone();
         for (at, finding) in self.checks.iter().enumerate() {
             let mut before = self.checks[..at].iter();
@@ -60,7 +60,7 @@ fn word(outcome: Outcome) -> Span {
 
 impl View for CheckView {
     fn text(&self, canvas: &Canvas) -> String {
-        let checks = self.told_once();
+        let checks = self.reported_once();
         let table = Table::new(&checks)
             .column(Column::new(""), |finding: &Finding| word(finding.outcome))
             .text(Column::new("CHECK"), |finding| &finding.check)

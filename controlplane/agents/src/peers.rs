@@ -261,7 +261,7 @@ impl Peers {
         let asked = targets.iter().map(|target| async {
             let mut client = self.way.client(target);
             match timeout_at(until, client.suspect(request.clone())).await {
-                Ok(Ok(told)) => told.into_inner().alive,
+                Ok(Ok(reported)) => reported.into_inner().alive,
                 // A dead connection does not say so.
                 Ok(Err(_)) | Err(_) => {
                     self.way.hang_up(target);
@@ -294,17 +294,17 @@ impl Peers {
                 response.map_err(|status| Missing::Refused(describe(&status)))
             }
         });
-        let mut told = Vec::new();
+        let mut reported = Vec::new();
         for (answer, result) in answers.iter().zip(join_all(asked).await) {
             match result {
-                Ok(response) => told.push(response.into_inner()),
+                Ok(response) => reported.push(response.into_inner()),
                 Err(reason) => missing.push(pb::MissingReplica {
                     address: answer.address.to_string(),
                     reason: reason.to_string(),
                 }),
             }
         }
-        (told, missing)
+        (reported, missing)
     }
 }
 

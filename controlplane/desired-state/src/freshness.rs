@@ -31,9 +31,9 @@ impl Freshness {
     }
 
     /// Returns the kinds that differ from what a stream has sent, for the wire.
-    pub fn news(&self, told: &Self) -> Vec<pb::KindVersion> {
+    pub fn news(&self, reported: &Self) -> Vec<pb::KindVersion> {
         let kinds = self.0.iter();
-        let news = kinds.filter(|(kind, versions)| told.0.get(kind) != Some(versions));
+        let news = kinds.filter(|(kind, versions)| reported.0.get(kind) != Some(versions));
         let news = news.map(|(kind, versions)| pb::KindVersion {
             kind: kind.as_str().to_owned(),
             version: versions.seen.to_string(),
@@ -58,18 +58,18 @@ mod tests {
         freshness.set(Kind::Service, versions(7, 5));
         freshness.set(Kind::EndpointSlice, versions(9, 9));
         let all = freshness.news(&Freshness::default());
-        let told =
+        let reported =
             |one: &pb::KindVersion| (one.kind.clone(), one.version.clone(), one.changed.clone());
         let text = |a: &str, b: &str, c: &str| (a.to_owned(), b.to_owned(), c.to_owned());
         assert_eq!(
-            all.iter().map(told).collect::<Vec<_>>(),
+            all.iter().map(reported).collect::<Vec<_>>(),
             [text("Service", "7", "5"), text("EndpointSlice", "9", "")]
         );
         freshness.set(Kind::Node, versions(20, 0));
         let empty = freshness.news(&Freshness::default()).pop();
         let wanted = text("Node", "20", "1");
         assert_eq!(
-            empty.as_ref().map(told),
+            empty.as_ref().map(reported),
             Some(wanted),
             "no objects, no change"
         );

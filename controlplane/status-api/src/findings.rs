@@ -11,9 +11,9 @@
 mod avoided;
 mod endpoints;
 mod fleet;
+mod host_findings;
 mod policies;
 mod reported;
-mod surroundings;
 
 #[cfg(test)]
 mod tests;
@@ -30,8 +30,8 @@ use kplane_proto::v1 as pb;
 pub(crate) use self::avoided::avoided;
 pub(crate) use self::endpoints::is_published;
 pub(crate) use self::fleet::{Place, of_fleet};
+pub(crate) use self::host_findings::host_findings;
 pub(crate) use self::reported::{Remarks, reported};
-pub(crate) use self::surroundings::surroundings;
 
 /// Maximum number of nodes that a finding names.
 const NODES_NAMED: usize = 64;

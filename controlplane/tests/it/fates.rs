@@ -68,14 +68,18 @@ async fn fate(
         ..pb::ExplainRequest::default()
     };
     let server = StatusServer::new(Arc::clone(bound.hub()));
-    let told = server.explain(Request::new(request)).await;
-    told.map(tonic::Response::into_inner)
+    let reported = server.explain(Request::new(request)).await;
+    reported.map(tonic::Response::into_inner)
 }
 
 #[tokio::test]
 async fn a_client_outside_goes_to_a_place_outside() {
     let (bound, _folder) = control_plane(SHOP).await;
-    let to = async |name, sender| fate(&bound, name, sender, "").await.map(|told| told.to);
+    let to = async |name, sender| {
+        fate(&bound, name, sender, "")
+            .await
+            .map(|reported| reported.to)
+    };
     for (name, place) in [
         ("balanced", "203.0.113.1:80"),
         ("on-nodes", "192.0.2.12:30081"),
@@ -116,13 +120,13 @@ async fn a_place_that_another_service_has_names_its_owner() {
 #[tokio::test]
 async fn counts_are_of_all_nodes_and_of_endpoints_that_exist() {
     let (bound, _folder) = control_plane(SHOP).await;
-    let told = fate(&bound, "balanced", PacketSender::Pod, "")
+    let reported = fate(&bound, "balanced", PacketSender::Pod, "")
         .await
         .unwrap();
-    let text = &told.findings[0].text;
+    let text = &reported.findings[0].text;
     assert!(text.contains("2 of 3 nodes have no endpoint"), "{text}");
-    let told = fate(&bound, "plain", PacketSender::Pod, "").await.unwrap();
-    let steps = told.steps.join("\n");
+    let reported = fate(&bound, "plain", PacketSender::Pod, "").await.unwrap();
+    let steps = reported.steps.join("\n");
     assert!(steps.contains("the port has no endpoints"), "{steps}");
     assert!(!steps.contains(" 0 endpoints"), "{steps}");
 }

@@ -90,7 +90,7 @@ impl Agent {
     }
 
     /// Waits for a heartbeat that says whether the node is frozen.
-    async fn told(&mut self, frozen: bool) {
+    async fn reported(&mut self, frozen: bool) {
         loop {
             match self.next().await {
                 Some(server_message::Kind::Heartbeat(beat)) if beat.frozen.is_some() == frozen => {
@@ -170,7 +170,7 @@ async fn a_frozen_node_gets_nothing_from_any_replica_until_it_is_thawed() {
     frozen.report(token.revision).await;
     let answer = order(&first, false, Some("n1")).await.unwrap();
     assert_eq!((answer.nodes, answer.frozen), (vec!["n1".to_owned()], 1));
-    frozen.told(true).await;
+    frozen.reported(true).await;
     publish(&first, "b");
     assert_eq!(other.update().await.0, 1);
 
@@ -196,15 +196,15 @@ async fn a_frozen_node_gets_nothing_from_any_replica_until_it_is_thawed() {
     // A replica that starts now knows the order before it sends anything; so does a replica that restarts.
     let second = replica(folder.path(), &["a", "b"]).await;
     let mut moved = Agent::open(&second, "n1", Some(token.clone())).await;
-    moved.told(true).await;
+    moved.reported(true).await;
     let mut fresh = Agent::open(&second, "n2", None).await;
     assert_eq!(fresh.update().await.0, 2);
     publish(&first, "c");
     publish(&second, "c");
     assert_eq!(fresh.update().await.0, 1);
     order(&first, true, Some("n1")).await.unwrap();
-    frozen.told(false).await;
-    moved.told(false).await;
+    frozen.reported(false).await;
+    moved.reported(false).await;
     // Both streams get everything that they missed as one update: nothing was sent before.
     let (services, _) = frozen.update().await;
     assert_eq!(services, 2, "b and c");

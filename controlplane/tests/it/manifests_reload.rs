@@ -69,7 +69,7 @@ impl Watched {
     }
 
     /// Checks that no event is pending: the next batch is that of a new Service.
-    async fn told_nothing(&mut self) {
+    async fn reported_nothing(&mut self) {
         put(
             &self.dir.path().join("m/sentinel.yaml"),
             &services("sentinel"),
@@ -195,9 +195,9 @@ async fn rename_within_the_folder_tells_nothing() {
     let mut watched = Watched::folder(&[("a.yaml", "a"), ("sub/x.yaml", "x")]).await;
     fs::rename(watched.at("a.yaml"), watched.at("z.yaml")).unwrap();
     fs::rename(watched.at("z.yaml"), watched.at("sub/z.yaml")).unwrap();
-    watched.told_nothing().await;
+    watched.reported_nothing().await;
     fs::rename(watched.at("sub"), watched.at("other")).unwrap();
-    watched.told_nothing().await;
+    watched.reported_nothing().await;
     watched.put("other/x.yaml", "y");
     assert_eq!(watched.batch().await, ["apply y", "vanished x"]);
 }
@@ -209,7 +209,7 @@ async fn a_file_counts_when_its_writer_closes_it() {
     file.write_all(services("a").as_bytes()).unwrap();
     file.sync_all().unwrap();
     // The file was truncated, and its content is valid YAML without b: it must not be read now.
-    watched.told_nothing().await;
+    watched.reported_nothing().await;
     file.write_all(services("c").as_bytes()).unwrap();
     drop(file);
     assert_eq!(watched.batch().await, ["apply c", "vanished b"]);
@@ -267,7 +267,7 @@ async fn an_editor_that_renames_the_old_file_away_deletes_nothing() {
     let mut watched = Watched::folder(&[("a.yaml", "a b")]).await;
     fs::rename(watched.at("a.yaml"), watched.at("a.yaml~")).unwrap();
     let mut file = fs::File::create(watched.at("a.yaml")).unwrap();
-    watched.told_nothing().await;
+    watched.reported_nothing().await;
     file.write_all(services("a b c").as_bytes()).unwrap();
     drop(file);
     assert_eq!(watched.batch().await, ["apply c"]);
@@ -357,7 +357,7 @@ async fn duplicates_take_over() {
     let mut watched = Watched::folder(&[("a.yaml", "web"), ("b.yaml", "web")]).await;
     let other = services("web") + "spec: {clusterIP: 10.0.0.1}\n";
     put(&watched.at("b.yaml"), &other);
-    watched.told_nothing().await;
+    watched.reported_nothing().await;
     fs::remove_file(watched.at("a.yaml")).unwrap();
     assert_eq!(watched.batch().await, ["apply web"]);
 }
@@ -368,10 +368,10 @@ async fn a_folder_that_vanishes_deletes_nothing() {
     let away = watched.dir.path().join("away");
     fs::rename(watched.at("."), &away).unwrap_err();
     fs::rename(watched.dir.path().join("m"), &away).unwrap();
-    let told = watched.batch().await;
+    let reported = watched.batch().await;
     let path = watched.dir.path().join("m").display().to_string();
     assert_eq!(
-        told,
+        reported,
         [format!(
             "{path}: folder: cannot be read: No such file or directory (os error 2); restore it, \
              until then 2 objects keep their last good state"
@@ -401,10 +401,10 @@ async fn a_folder_that_is_replaced_by_an_empty_one_at_once() {
     let mut watched = Watched::folder(&[("a.yaml", "a")]).await;
     fs::remove_dir_all(watched.dir.path().join("m")).unwrap();
     fs::create_dir(watched.dir.path().join("m")).unwrap();
-    let told = watched.batch().await;
+    let reported = watched.batch().await;
     assert!(
-        told[0].contains("; restore it, until then 1 object keeps"),
-        "{told:?}"
+        reported[0].contains("; restore it, until then 1 object keeps"),
+        "{reported:?}"
     );
     watched.put("a.yaml", "a b");
     while watched.batch().await != ["apply b"] {}

@@ -211,23 +211,23 @@ async fn a_service_says_that_its_file_is_broken() {
             namespace: "shop".to_owned(),
             name: "web".to_owned(),
         };
-        let told = server.describe_service(Request::new(request)).await;
-        told.unwrap().into_inner()
+        let shown = server.describe_service(Request::new(request)).await;
+        shown.unwrap().into_inner()
     };
     assert_eq!(described().await.issues, []);
     let broken = WEB.replace("clusterIP: 10.96.0.1", "clusterIP: [10.96.0.1");
     std::fs::write(folder.path().join("all.yaml"), broken).unwrap();
     let until = Instant::now() + DEADLINE;
-    let told = loop {
-        let told = described().await;
-        if !told.issues.is_empty() {
-            break told;
+    let shown = loop {
+        let shown = described().await;
+        if !shown.issues.is_empty() {
+            break shown;
         }
         assert!(Instant::now() < until, "no issue");
         tokio::time::sleep(Duration::from_millis(10)).await;
     };
-    assert_eq!(told.ports.len(), 1);
-    let reason = &told.issues[0].reason;
+    assert_eq!(shown.ports.len(), 1);
+    let reason = &shown.issues[0].reason;
     assert!(reason.contains("last good state"), "{reason}");
 }
 
@@ -273,10 +273,10 @@ status: {addresses: [{type: InternalIP, address: 192.0.2.1}]}
             .say(agent_message::Kind::Inspection(inspection))
             .await;
     };
-    let (told, ()) = tokio::join!(server.try_service(Request::new(request)), answers);
-    let told = told.unwrap().into_inner();
-    let through = &told.attempts[0];
-    assert!(through.through_service && through.node == "n2", "{told:?}");
+    let (shown, ()) = tokio::join!(server.try_service(Request::new(request)), answers);
+    let shown = shown.unwrap().into_inner();
+    let through = &shown.attempts[0];
+    assert!(through.through_service && through.node == "n2", "{shown:?}");
     let outcome = through.attempt.as_ref().unwrap().outcome();
     assert_eq!(outcome, pb::AttemptOutcome::Silent);
 }
@@ -397,19 +397,19 @@ async fn what_drops_packets_on_nodes_is_told_to_those_whose_packets_pass_there()
         sender: pb::PacketSender::Pod.into(),
         ..pb::ExplainRequest::default()
     };
-    let told = server
+    let shown = server
         .explain(Request::new(request))
         .await
         .unwrap()
         .into_inner();
-    let told: Vec<_> = told
+    let shown: Vec<_> = shown
         .findings
         .iter()
         .map(|of| (&*of.code, of.nodes.join(",")))
         .collect();
     let of = |code, nodes: &str| (code, nodes.to_owned());
     assert_eq!(
-        told,
+        shown,
         [of("ForwardingOff", "n1"), of("ForwardPolicyDrop", "n2")]
     );
     // A description is about all nodes, and names what certainly drops packets.
@@ -417,14 +417,20 @@ async fn what_drops_packets_on_nodes_is_told_to_those_whose_packets_pass_there()
         namespace: "shop".to_owned(),
         name: "web".to_owned(),
     };
-    let told = server
+    let shown = server
         .describe_service(Request::new(request))
         .await
         .unwrap()
         .into_inner();
-    let told = told.findings.iter().filter(|of| of.text == "drops packets");
-    let told: Vec<_> = told.map(|of| (&*of.code, of.nodes.join(","))).collect();
-    assert_eq!(told, [of("ConntrackFull", "n3"), of("ForwardingOff", "n1")]);
+    let shown = shown
+        .findings
+        .iter()
+        .filter(|of| of.text == "drops packets");
+    let shown: Vec<_> = shown.map(|of| (&*of.code, of.nodes.join(","))).collect();
+    assert_eq!(
+        shown,
+        [of("ConntrackFull", "n3"), of("ForwardingOff", "n1")]
+    );
 }
 
 /// An older agent that does not know questions never answers.
@@ -795,8 +801,8 @@ async fn denied_packets_are_asked_of_all_nodes_and_get_the_names_of_pods() {
         deny(&mut first, Some(counted(7))),
     );
     let notes = judged.unwrap().into_inner().notes;
-    let told = "n1 has dropped 7 packets of new connections to Pod shop/db-0;";
-    assert!(notes[0].starts_with(told), "{notes:?}");
+    let shown = "n1 has dropped 7 packets of new connections to Pod shop/db-0;";
+    assert!(notes[0].starts_with(shown), "{notes:?}");
 }
 
 #[tokio::test]

@@ -110,9 +110,10 @@ impl Stream {
     }
 }
 
-fn told(versions: &[pb::KindVersion]) -> Vec<(&str, &str, &str)> {
-    let told = versions.iter();
-    told.map(|one| (&*one.kind, &*one.version, &*one.changed))
+fn announced(versions: &[pb::KindVersion]) -> Vec<(&str, &str, &str)> {
+    let announced = versions.iter();
+    announced
+        .map(|one| (&*one.kind, &*one.version, &*one.changed))
         .collect()
 }
 
@@ -130,21 +131,24 @@ async fn a_stream_tells_the_freshness_of_each_update_and_nothing_twice() {
         panic!("no Welcome");
     };
     let all = [("Service", "10", "7"), ("EndpointSlice", "10", "")];
-    assert_eq!(told(&welcome.freshness), all);
+    assert_eq!(announced(&welcome.freshness), all);
     // The agent learns how fresh the replica is before it gets any data.
     let Some(server_message::Kind::Heartbeat(beat)) = stream.next().await else {
         panic!("no Heartbeat");
     };
-    assert_eq!(told(&beat.freshness), []);
-    assert_eq!(told(&stream.end().await.freshness), []);
+    assert_eq!(announced(&beat.freshness), []);
+    assert_eq!(announced(&stream.end().await.freshness), []);
     freshness.set(Kind::Service, versions(12, 12));
     store.publish_as_of(publication("b"), &freshness);
-    assert_eq!(told(&stream.end().await.freshness), [("Service", "12", "")]);
+    assert_eq!(
+        announced(&stream.end().await.freshness),
+        [("Service", "12", "")]
+    );
     freshness.set(Kind::EndpointSlice, versions(20, 10));
     store.set_freshness(&freshness);
     store.publish(publication("c"));
     let end = stream.end().await;
-    assert_eq!(told(&end.freshness), [("EndpointSlice", "20", "10")]);
+    assert_eq!(announced(&end.freshness), [("EndpointSlice", "20", "10")]);
 }
 
 /// Agents hear where replicas serve them, once, when that changes, and when they are sent away.

@@ -39,7 +39,7 @@ fn a_place_is_an_address_and_a_port() {
 fn a8_without_an_address_it_is_open_whether_a_sender_is_admitted() {
     let endpoint = Endpoint::ready(EndpointAddr::new([10, 0, 0, 1], 8080));
     let place = Place::LoadBalancer(IpAddr::from([203, 0, 113, 1]));
-    let told = |ip| {
+    let reported = |ip| {
         let packet = (place, Sender::Outside(ip));
         let node = NodeFacts::default();
         fate(
@@ -50,9 +50,9 @@ fn a8_without_an_address_it_is_open_whether_a_sender_is_admitted() {
             packet,
         )
     };
-    let from = |ip: [u8; 4]| told(Some(IpAddr::from(ip)));
-    assert_eq!(told(None).admitted, None);
-    assert_eq!(told(None).outcome, Outcome::Reaches);
+    let from = |ip: [u8; 4]| reported(Some(IpAddr::from(ip)));
+    assert_eq!(reported(None).admitted, None);
+    assert_eq!(reported(None).outcome, Outcome::Reaches);
     assert_eq!(from([192, 0, 2, 7]).outcome, Outcome::Reaches);
     assert_eq!(from([198, 51, 100, 7]).outcome, Outcome::NotAdmitted);
 }

@@ -280,10 +280,12 @@ impl Ipvs {
     pub fn reals(&mut self, servers: &[Server], family: Family) -> Result<Vec<Real>, NetlinkError> {
         let text = std::fs::read_to_string(LISTING).unwrap_or_default();
         let Listing {
-            servers: told,
+            servers: reported,
             mut reals,
         } = Listing::parse(&text, family);
-        let lost = servers.iter().filter(|server| !told.contains(&server.key));
+        let lost = servers
+            .iter()
+            .filter(|server| !reported.contains(&server.key));
         for Server { key, .. } in lost {
             let header = genl_header(cmd::GET_DEST);
             let what = "list IPVS real servers";

@@ -20,9 +20,9 @@ fn one_has_it_and_the_next_one_hears_who() {
     };
     assert_eq!(first, this);
     assert_eq!(holder(&name), Ok(Some(this)));
-    let told = Taken(first).to_string();
+    let reported = Taken(first).to_string();
     let pid = format!("(process {} of user", std::process::id());
-    assert!(told.contains(&pid), "{told}");
+    assert!(reported.contains(&pid), "{reported}");
     drop(claim);
     assert!(Claim::take_named(&name, None).unwrap().is_some());
 }

@@ -564,16 +564,19 @@ fn i1_write_config_to_comes_before_everything_else() {
 fn i1_zeros_are_written_and_what_a_file_cannot_say_is_told() {
     let written = |flags: &str| {
         let checked = check(&format!("kp-nodeagent --write-config-to /f {flags}")).unwrap();
-        let told = checked
+        let reported = checked
             .notes
             .iter()
             .any(|note| note.text.contains("minSyncPeriod"));
         let Task::WriteConfig { config, .. } = checked.task else {
             panic!("not what was asked");
         };
-        (told, kplane_kube_proxy_config::to_yaml(&config).unwrap())
+        (
+            reported,
+            kplane_kube_proxy_config::to_yaml(&config).unwrap(),
+        )
     };
-    let (told, yaml) = written(
+    let (reported, yaml) = written(
         "--conntrack-max-per-core=0 --conntrack-min=0 --conntrack-tcp-timeout-established=0 \
          --conntrack-tcp-timeout-close-wait=0s --ipvs-min-sync-period=0",
     );
@@ -585,7 +588,7 @@ fn i1_zeros_are_written_and_what_a_file_cannot_say_is_told() {
     ] {
         assert!(yaml.contains(line), "{line}: {yaml}");
     }
-    assert!(!told, "a file says all of that");
+    assert!(!reported, "a file says all of that");
     for flag in [
         "--iptables-min-sync-period=0",
         "--kube-api-qps=0",

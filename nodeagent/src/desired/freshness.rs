@@ -114,8 +114,8 @@ impl Freshness {
 
 impl Offer {
     /// Takes in a message of the stream. Kinds that it does not name stay as they were.
-    pub fn hear(&mut self, told: &[pb::KindVersion]) {
-        for one in told {
+    pub fn hear(&mut self, reported: &[pb::KindVersion]) {
+        for one in reported {
             let Some(seen) = Version::parse(&one.version) else {
                 continue;
             };
@@ -147,7 +147,7 @@ impl Offer {
 mod tests {
     use super::*;
 
-    fn told(kind: &str, version: &str, changed: &str) -> pb::KindVersion {
+    fn reported(kind: &str, version: &str, changed: &str) -> pb::KindVersion {
         pb::KindVersion {
             kind: kind.into(),
             version: version.into(),
@@ -155,9 +155,9 @@ mod tests {
         }
     }
 
-    fn offer(told: &[pb::KindVersion]) -> Offer {
+    fn offer(reported: &[pb::KindVersion]) -> Offer {
         let mut offer = Offer::default();
-        offer.hear(told);
+        offer.hear(reported);
         offer
     }
 
@@ -186,8 +186,8 @@ mod tests {
     fn a_replica_is_older_if_it_has_not_seen_the_newest_change() {
         let mut held = Freshness::default();
         held.join(&offer(&[
-            told("Service", "200", "150"),
-            told("Node", "300", ""),
+            reported("Service", "200", "150"),
+            reported("Node", "300", ""),
         ]));
         for (service, node, lags) in [
             ("150", "300", None),
@@ -198,7 +198,10 @@ mod tests {
             ("", "300", None),
             ("v150", "300", None),
         ] {
-            let offer = offer(&[told("Service", service, ""), told("Node", node, "7")]);
+            let offer = offer(&[
+                reported("Service", service, ""),
+                reported("Node", node, "7"),
+            ]);
             let lag = offer.lag(&held).map(|lag| lag.kind.to_string());
             assert_eq!(lag.as_deref(), lags, "{service} {node}");
         }
@@ -213,14 +216,14 @@ mod tests {
     fn a_state_keeps_the_newest_change_that_it_contains() {
         let mut held = Freshness::default();
         held.join(&offer(&[
-            told("Service", "200", "150"),
-            told("Node", "30", ""),
+            reported("Service", "200", "150"),
+            reported("Node", "30", ""),
         ]));
         // This replica has just listed, so it does not know of the deletion at 150.
-        held.join(&offer(&[told("Service", "210", "120")]));
+        held.join(&offer(&[reported("Service", "210", "120")]));
         let kinds: Vec<_> = held.kinds().collect();
         assert_eq!(kinds, [("Node", "30"), ("Service", "150")]);
-        held.replace(&offer(&[told("Service", "100", "90")]));
+        held.replace(&offer(&[reported("Service", "100", "90")]));
         assert_eq!(held.kinds().collect::<Vec<_>>(), [("Service", "90")]);
         let again = Freshness::of(held.kinds());
         assert_eq!(again, held);
@@ -229,13 +232,13 @@ mod tests {
     #[test]
     fn a_hostile_control_plane_fills_no_memory() {
         let many: Vec<_> = (0..1_000)
-            .map(|kind| told(&format!("kind-{kind}"), "1", ""))
+            .map(|kind| reported(&format!("kind-{kind}"), "1", ""))
             .collect();
         let mut offer = offer(&many);
         assert_eq!(offer.0.len(), MAX_KINDS);
         offer.hear(&[
-            told(&"k".repeat(MAX_TEXT + 1), "1", ""),
-            told("kind-0", "2", ""),
+            reported(&"k".repeat(MAX_TEXT + 1), "1", ""),
+            reported("kind-0", "2", ""),
         ]);
         assert_eq!(offer.0.len(), MAX_KINDS);
         assert_eq!(&*offer.0["kind-0"].seen.0, "2");

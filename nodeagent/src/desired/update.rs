@@ -241,8 +241,8 @@ impl Collector {
     }
 
     /// Takes in the versions of the source that a message reports.
-    pub fn hear(&mut self, told: &[pb::KindVersion]) {
-        self.offer.hear(told);
+    pub fn hear(&mut self, announced: &[pb::KindVersion]) {
+        self.offer.hear(announced);
     }
 
     /// Returns by what this stream shows an older state than the one that a node of this cluster holds, if

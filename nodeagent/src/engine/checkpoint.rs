@@ -83,7 +83,7 @@ pub(super) struct Checkpoint {
     /// The reason why the kernel is not touched.
     hands_off: Option<Held>,
     /// Whether the last log line on this said that something is held.
-    told: bool,
+    reported: bool,
 }
 
 impl Checkpoint {
@@ -97,7 +97,7 @@ impl Checkpoint {
     ) {
         self.consider(first, desired, families, now);
         let held = self.held(desired);
-        match (&held, self.told) {
+        match (&held, self.reported) {
             (Some(held), false) => tell(held),
             (None, true) => tracing::info!(
                 "this agent no longer holds Services that the source does not name: the source names them again or \
@@ -105,7 +105,7 @@ impl Checkpoint {
             ),
             _ => {}
         }
-        self.told = held.is_some();
+        self.reported = held.is_some();
     }
 
     /// Decides whether the kernel may be touched. It may not if the agent does not know what the

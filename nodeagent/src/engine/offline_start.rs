@@ -39,7 +39,7 @@ pub(super) struct OfflineStart {
     /// The end of the wait; `None` = the file is not served, or served already.
     due: Option<Instant>,
     /// Whether the log says that a kube-proxy runs.
-    told: bool,
+    reported: bool,
 }
 
 impl OfflineStart {
@@ -54,7 +54,7 @@ impl OfflineStart {
             settings: settings.unwrap_or_default(),
             begun: settings.map(|_| now),
             due: settings.map(|_| now + GRACE_EMPTY),
-            told: false,
+            reported: false,
         }
     }
 
@@ -98,14 +98,14 @@ impl OfflineStart {
         };
         let competing_proxy = self.settings.kube_proxy.and_then(running).filter(certain);
         if let Some(competing_proxy) = &competing_proxy
-            && !self.told
+            && !self.reported
         {
             tracing::warn!(
                 evidence = %competing_proxy,
                 "no control plane answers, but kube-proxy runs on this node: the agent does not serve from its \
                  cache file while it does"
             );
-            self.told = true;
+            self.reported = true;
         }
         competing_proxy.is_some()
     }

@@ -57,9 +57,9 @@ impl Warnings {
 
     /// Warns if the address on which node ports are served is not known, or not any more (A21).
     fn node_ports(&mut self, family: Family, settings: &NodeSettings, node: Option<&NodeFacts>) {
-        let told = &mut self.told_ports[family as usize];
+        let reported = &mut self.told_ports[family as usize];
         let now = node_ports::of(family, node, settings);
-        if *told == now {
+        if *reported == now {
             return;
         }
         match &now {
@@ -71,6 +71,6 @@ impl Warnings {
             }
             Some(found) => tracing::warn!(%family, fix = found.fix, "{}", found.text),
         }
-        *told = now;
+        *reported = now;
     }
 }

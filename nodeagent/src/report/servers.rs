@@ -48,12 +48,12 @@ fn drain(drain: &Drain) -> pb::DrainingServer {
 }
 
 /// Returns the answer to a question; `None` means that the backend has no virtual servers.
-pub(crate) fn inspection(token: u64, told: Option<Inspection>) -> pb::Inspection {
+pub(crate) fn inspection(token: u64, reported: Option<Inspection>) -> pb::Inspection {
     let Some(Inspection {
         servers,
         age,
         error,
-    }) = told
+    }) = reported
     else {
         return pb::Inspection {
             token,

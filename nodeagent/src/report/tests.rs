@@ -85,11 +85,11 @@ fn failures_of_policies_are_marked() {
             }],
             ..Report::default()
         };
-        let [told] = &*report.to_wire().failures else {
+        let [reported] = &*report.to_wire().failures else {
             panic!("one failure is one failure");
         };
-        assert!(told.key.is_none(), "{told:?}");
-        assert_eq!((told.policies, &*told.reason), expected);
+        assert!(reported.key.is_none(), "{reported:?}");
+        assert_eq!((reported.policies, &*reported.reason), expected);
     }
 }
 
@@ -146,10 +146,10 @@ fn read_backs_are_told_when_the_clock_was_set_back() {
         }
         report
     };
-    let mut told = verified(7_200_000);
-    assert!(!verified(7_230_000).replace(&mut told));
-    assert!(verified(7_260_000).replace(&mut told));
-    assert!(verified(3_660_000).replace(&mut told), "an hour back");
+    let mut reported = verified(7_200_000);
+    assert!(!verified(7_230_000).replace(&mut reported));
+    assert!(verified(7_260_000).replace(&mut reported));
+    assert!(verified(3_660_000).replace(&mut reported), "an hour back");
 }
 
 #[test]

@@ -257,10 +257,10 @@ impl Servers {
         let open = self.servers.len() - failing;
         self.counters.service_health_open.set(open as u64);
         self.counters.service_health_closed.set(failing as u64);
-        self.report.send_if_modified(|told| {
-            let same = told.len() == failing && told.iter().eq(self.failing.values());
+        self.report.send_if_modified(|reported| {
+            let same = reported.len() == failing && reported.iter().eq(self.failing.values());
             if !same {
-                *told = self.failing.values().cloned().collect();
+                *reported = self.failing.values().cloned().collect();
             }
             !same
         });

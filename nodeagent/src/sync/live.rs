@@ -57,7 +57,7 @@ pub(super) struct Live {
     /// Questions about Pods that wait to end.
     prestop: Prestop,
     /// The counts of real servers that the control plane last received.
-    servers_told: [Option<ServerCounts>; 2],
+    servers_reported: [Option<ServerCounts>; 2],
     /// The last update that arrived, taken or not.
     received: Option<Position>,
     since: Instant,
@@ -133,7 +133,7 @@ impl Live {
             question: None,
             comparison: None,
             prestop: Prestop::default(),
-            servers_told: Default::default(),
+            servers_reported: Default::default(),
             received: None,
             since: now,
             heard: now,
@@ -173,9 +173,9 @@ impl Live {
                 taken??;
                 return Ok(StepOutcome::UpdateTaken);
             }
-            Event::Answered(told) => {
+            Event::Answered(reported) => {
                 self.question = None;
-                self.due.inspection = Some(told?);
+                self.due.inspection = Some(reported?);
             }
             Event::Compared(digests) => {
                 self.comparison = None;
@@ -188,7 +188,7 @@ impl Live {
                 self.due.ping = true;
                 self.due.renewal |= self.link.token.as_ref().is_some_and(Presented::is_stale);
                 // A change of the servers wakes no receiver: see `Report::servers`.
-                self.due.report |= self.reports.borrow().servers != self.servers_told;
+                self.due.report |= self.reports.borrow().servers != self.servers_reported;
                 let over = |notice: &mut Notice| notice.until <= self.next_ping;
                 self.due.report |= shared.notice.take_if(over).is_some();
             }
@@ -251,7 +251,7 @@ impl Live {
         tokio::select! {
             biased;
             taken = waiting.next(engine) => Event::Taken(taken),
-            told = answered => Event::Answered(told),
+            reported = answered => Event::Answered(reported),
             digests = compared => Event::Compared(digests),
             changed = reports.changed() => Event::Reported(changed),
             permit = outbox.reserve_owned(), if due.any() || prestop.is_due() => Event::Room(permit),
@@ -396,10 +396,11 @@ impl Live {
             let latest = self.reports.borrow_and_update();
             let mut report = latest.to_wire();
             report.steps = self.report_pacing.send(&latest);
-            self.servers_told.clone_from(&latest.servers);
-            report.triggers_programmed = latest.triggers_after(self.epoch, shared.triggers_told);
+            self.servers_reported.clone_from(&latest.servers);
+            report.triggers_programmed =
+                latest.triggers_after(self.epoch, shared.triggers_reported);
             let newest = latest.triggers.back().map_or(0, |newest| newest.number);
-            shared.triggers_told = newest;
+            shared.triggers_reported = newest;
             report
         };
         if let Some(received) = self.received {

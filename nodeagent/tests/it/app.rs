@@ -151,19 +151,19 @@ async fn status_client(agent: &app::Bound) -> StatusServiceClient<Channel> {
 }
 
 /// Follows the fleet of a standalone agent until it tells what is wanted.
-async fn told<T>(agent: &app::Bound, mut wanted: impl FnMut(pb::Fleet) -> Option<T>) -> T {
+async fn announced<T>(agent: &app::Bound, mut wanted: impl FnMut(pb::Fleet) -> Option<T>) -> T {
     let mut client = status_client(agent).await;
     let watch = client.watch_fleet(pb::GetFleetRequest::default()).await;
     let mut watch = watch.unwrap().into_inner();
-    let told = async {
+    let announced = async {
         loop {
             let fleet = watch.message().await.unwrap();
-            if let Some(told) = wanted(fleet.expect("the watch ended")) {
-                return told;
+            if let Some(announced) = wanted(fleet.expect("the watch ended")) {
+                return announced;
             }
         }
     };
-    tokio::time::timeout(DEADLINE, told).await.unwrap()
+    tokio::time::timeout(DEADLINE, announced).await.unwrap()
 }
 
 fn shop(name: &str) -> pb::DescribeServiceRequest {
@@ -271,7 +271,7 @@ async fn a_standalone_agent_is_in_sync_and_says_so() {
     let agent = app::build(config("n1", source)).await.unwrap();
     let report = reported(&agent, in_sync).await;
     assert_eq!((report.counts.services, report.counts.endpoints), (1, 2));
-    told(&agent, |fleet| {
+    announced(&agent, |fleet| {
         let mut nodes = fleet.nodes.iter();
         nodes.find(|node| node.name == "n1" && node.state() == pb::NodeState::InSync)?;
         Some(())
@@ -292,7 +292,7 @@ async fn an_agent_of_no_node_is_not_in_sync() {
     let source = standalone(&folder, Some(ANY));
     let agent = app::build(config("n1x", source)).await.unwrap();
     let until = async |state: pb::NodeState| {
-        told(&agent, |fleet| {
+        announced(&agent, |fleet| {
             let mut nodes = fleet.nodes.into_iter();
             let node = nodes.find(|node| node.name == "n1x" && node.state() == state)?;
             Some(node.last_error)
@@ -381,12 +381,12 @@ async fn h_the_latency_of_a_change_is_measured_and_told() {
     let count = "kubeproxy_network_programming_duration_seconds_count{ip_family=\"IPv4\"} 1\n";
     assert!(metrics.contains(count), "{metrics}");
 
-    let told = told(&agent, |mut fleet| {
+    let announced = announced(&agent, |mut fleet| {
         fleet.nodes.remove(0).network_programming
     })
     .await;
     assert_eq!(
-        (told.count, told.last_ms, told.max_ms),
+        (announced.count, announced.last_ms, announced.max_ms),
         (1, measured, measured)
     );
     let mut client = status_client(&agent).await;
@@ -526,7 +526,7 @@ async fn a_restart_beside_a_broken_folder_keeps_everything_and_says_so() {
 
 /// The only node of a standalone agent, once it says that it keeps something.
 async fn becomes_held(agent: &app::Bound) -> pb::NodeStatus {
-    told(agent, |mut fleet| {
+    announced(agent, |mut fleet| {
         let node = fleet.nodes.remove(0);
         (node.state() == pb::NodeState::Holding).then_some(node)
     })
@@ -670,7 +670,7 @@ async fn a25_a_taken_port_is_in_the_status_of_the_node() {
     let agent = app::build(config).await.unwrap();
     let report = reported(&agent, |report| !report.failures.is_empty()).await;
     assert!(in_sync(&report), "the Service itself is served");
-    let failure = told(&agent, |fleet| {
+    let failure = announced(&agent, |fleet| {
         let reports = fleet.nodes.into_iter().filter_map(|node| node.report);
         reports.flat_map(|report| report.failures).next()
     })

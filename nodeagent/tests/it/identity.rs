@@ -184,12 +184,12 @@ async fn serves(agent: &app::Bound) {
 /// Waits until an agent knows why it has no connection.
 async fn refused(agent: &app::Bound, reason: &str) {
     let mut connection = agent.connection();
-    let told = connection.wait_for(|connection| connection.reason.contains(reason));
-    let told = tokio::time::timeout(DEADLINE, told)
+    let reported = connection.wait_for(|connection| connection.reason.contains(reason));
+    let reported = tokio::time::timeout(DEADLINE, reported)
         .await
-        .map(|told| told.unwrap().clone());
+        .map(|reported| reported.unwrap().clone());
     assert!(
-        told.is_ok(),
+        reported.is_ok(),
         "{reason:?} is not in {:?}",
         agent.connection().borrow().reason
     );

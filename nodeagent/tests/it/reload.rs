@@ -19,9 +19,9 @@ use tokio::sync::mpsc;
 const DEADLINE: Duration = Duration::from_secs(30);
 
 /// Tells what it is asked to program of the node itself.
-struct Told(mpsc::UnboundedSender<NodePlan>, Noop);
+struct Reported(mpsc::UnboundedSender<NodePlan>, Noop);
 
-impl Side for Told {
+impl Side for Reported {
     fn apply(&mut self, change: Change<'_>) -> Result<Applied, ApplyError> {
         if change.family == Family::V4 {
             // A test that is over does not listen.
@@ -82,11 +82,11 @@ fn config(map: &ConfigMap, manifests: &Path) -> Config {
 }
 
 /// Waits until the kernel is asked for such pod sources.
-async fn pods(told: &mut mpsc::UnboundedReceiver<NodePlan>, range: &str) -> NodePlan {
+async fn pods(reported: &mut mpsc::UnboundedReceiver<NodePlan>, range: &str) -> NodePlan {
     let wanted = vec![range.parse().unwrap()];
     let plan = async {
         loop {
-            let plan = told.recv().await.unwrap();
+            let plan = reported.recv().await.unwrap();
             if plan.pod_sources == wanted {
                 return plan;
             }
@@ -99,14 +99,14 @@ async fn pods(told: &mut mpsc::UnboundedReceiver<NodePlan>, range: &str) -> Node
 async fn i3_a_config_map_that_changes_is_taken_over_without_a_restart() {
     let map = ConfigMap::new("clusterCIDR: 10.0.0.0/8\n");
     let manifests = TempDir::new().unwrap();
-    let (tell, mut told) = mpsc::unbounded_channel();
-    let side = move |_| Box::new(Told(tell.clone(), Noop::default())) as Box<dyn Side>;
+    let (tell, mut reported) = mpsc::unbounded_channel();
+    let side = move |_| Box::new(Reported(tell.clone(), Noop::default())) as Box<dyn Side>;
     let open = || Ok(noop::open_with(side));
     let agent = app::build_with(config(&map, manifests.path()), open);
     let agent = agent.await.unwrap();
     let mut configuration = agent.configuration();
     assert!(
-        !pods(&mut told, "10.0.0.0/8")
+        !pods(&mut reported, "10.0.0.0/8")
             .await
             .unmasqueraded_sources
             .is_empty()
@@ -118,7 +118,7 @@ async fn i3_a_config_map_that_changes_is_taken_over_without_a_restart() {
         "..3",
         "clusterCIDR: 11.0.0.0/8\nnftables: {masqueradeAll: true, masqueradeBit: 3}\n",
     );
-    let plan = pods(&mut told, "11.0.0.0/8").await;
+    let plan = pods(&mut reported, "11.0.0.0/8").await;
     assert_eq!(plan.unmasqueraded_sources, [], "A17: masqueradeAll");
     let changed = configuration.wait_for(|now| now.nftables.masquerade_all);
     let now = tokio::time::timeout(DEADLINE, changed).await.unwrap();

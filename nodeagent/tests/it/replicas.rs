@@ -238,7 +238,7 @@ async fn a_frozen_agent_that_restarts_serves_what_its_cache_has() {
         reason: "a drill".to_owned(),
     };
     plane.hub.orders.order(&order(true)).await.unwrap();
-    told(&frozen, true).await;
+    reported(&frozen, true).await;
     let more = WEB
         .replace("name: web", "name: more")
         .replace("0.10", "0.11");
@@ -255,7 +255,7 @@ async fn a_frozen_agent_that_restarts_serves_what_its_cache_has() {
     plane.kill();
     let plane = Plane::start(folder.path(), address);
     let frozen = agent_with("frozen", &[address], Some(cache.path())).await;
-    told(&frozen, true).await;
+    reported(&frozen, true).await;
     let report = serves(&frozen, 1).await;
     assert!(
         report.stale_since_ms.is_some(),
@@ -264,18 +264,18 @@ async fn a_frozen_agent_that_restarts_serves_what_its_cache_has() {
     assert_eq!(report.applied, report.held);
     serves(&other, 2).await;
     plane.hub.orders.order(&order(false)).await.unwrap();
-    told(&frozen, false).await;
+    reported(&frozen, false).await;
     let report = serves(&frozen, 2).await;
     assert_eq!((report.stale_since_ms, report.keeps), (None, None));
     plane.kill();
 }
 
 /// Waits until an agent knows whether its node is frozen.
-async fn told(agent: &app::Bound, frozen: bool) {
+async fn reported(agent: &app::Bound, frozen: bool) {
     let mut connection = agent.connection();
-    let told = connection.wait_for(|connection| connection.frozen.is_some() == frozen);
-    let told = tokio::time::timeout(DEADLINE, told).await;
-    told.expect("not told in time").unwrap();
+    let reported = connection.wait_for(|connection| connection.frozen.is_some() == frozen);
+    let reported = tokio::time::timeout(DEADLINE, reported).await;
+    reported.expect("not told in time").unwrap();
 }
 
 /// Waits until an agent serves so many Services; returns its report.

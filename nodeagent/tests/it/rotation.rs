@@ -352,7 +352,7 @@ impl Probes {
     fn start(plane: &Arc<Plane>, callers: [Caller; 2]) -> Self {
         let callers = Arc::new(tokio::sync::Mutex::new(callers));
         let outcomes = Arc::<Mutex<(u64, Vec<String>)>>::default();
-        let (theirs, told, plane) = (
+        let (theirs, reported, plane) = (
             Arc::clone(&callers),
             Arc::clone(&outcomes),
             Arc::clone(plane),
@@ -362,10 +362,12 @@ impl Probes {
                 {
                     let callers = theirs.lock().await;
                     let tried = tokio::join!(callers[0].asks(&plane), callers[1].serves(&plane));
-                    let mut told = told.lock().unwrap();
-                    told.0 += 2;
+                    let mut reported = reported.lock().unwrap();
+                    reported.0 += 2;
                     let failed = [tried.0, tried.1].into_iter().filter_map(Result::err);
-                    told.1.extend(failed.map(|status| format!("{status:?}")));
+                    reported
+                        .1
+                        .extend(failed.map(|status| format!("{status:?}")));
                 }
                 sleep(PAUSE).await;
             }

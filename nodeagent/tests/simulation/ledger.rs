@@ -125,14 +125,14 @@ pub(crate) fn lock<T>(shared: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Ledger {
-    pub(crate) fn new(nodes: u8, told: bool) -> Shared {
+    pub(crate) fn new(nodes: u8, reported: bool) -> Shared {
         Arc::new(Mutex::new(Self {
             published: BTreeMap::new(),
             hashes: HashSet::new(),
             agents: (0..nodes).map(|_| Notes::default()).collect(),
             violation: None,
             trace: DefaultHasher::new(),
-            story: told.then(Vec::new),
+            story: reported.then(Vec::new),
             began: Instant::now(),
         }))
     }

@@ -18,7 +18,7 @@ use crate::ledger::{Shared, lock};
 use crate::links::{self, SharedLinks};
 use crate::source::{CLIFF, Lacking, Said, Source, View};
 use crate::truth::{KINDS, Truth};
-use crate::wire::Door;
+use crate::wire::Listener;
 
 /// The time that a first list takes. It takes none where snapshots are rare: agents that wait for the last list would
 /// compete for them, and the runtime's order of these is random.
@@ -27,7 +27,7 @@ const LISTING: Duration = Duration::from_millis(5);
 #[derive(Debug)]
 pub(crate) struct Replica {
     pub(crate) hub: Arc<Hub>,
-    pub(crate) door: Door,
+    pub(crate) listener: Listener,
     pub(crate) view: View,
     source: Source,
     batches: mpsc::Sender<Batch>,
@@ -83,14 +83,14 @@ impl Replica {
         };
         let authenticator = Authenticator::open(&config, Arc::clone(&hub), None).unwrap();
         let server = AgentServer::new(Arc::clone(&hub), authenticator);
-        let door = Door {
+        let listener = Listener {
             server,
             epoch,
             open: hub.shutdown.child_token(),
         };
         Self {
             hub,
-            door,
+            listener,
             view: View::default(),
             source: Source::default(),
             batches,

@@ -144,7 +144,7 @@ fn difference(plan: &Plan) -> String {
     "two stories are equal".to_owned()
 }
 
-fn play(plan: &Plan, told: bool) -> Played {
+fn play(plan: &Plan, reported: bool) -> Played {
     chance::repeat(plan.seed);
     PANICKED.take();
     let runtime = tokio::runtime::Builder::new_current_thread()
@@ -154,7 +154,7 @@ fn play(plan: &Plan, told: bool) -> Played {
     let runtime = runtime.unwrap();
     let played = catch_unwind(AssertUnwindSafe(|| {
         runtime.block_on(async {
-            let mut world = World::new(plan, told);
+            let mut world = World::new(plan, reported);
             let settled = world.play(plan).await;
             let mut ledger = lock(&world.ledger);
             Played {

@@ -37,7 +37,7 @@ const CONNECT: Duration = Duration::from_secs(2);
 
 /// What answers at a replica's address.
 #[derive(Clone, Debug)]
-pub(crate) struct Door {
+pub(crate) struct Listener {
     pub(crate) server: AgentServer,
     pub(crate) epoch: u64,
     /// Ends with the replica.
@@ -48,7 +48,7 @@ pub(crate) struct Door {
 #[derive(Clone, Debug)]
 pub(crate) struct Wire {
     pub(crate) node: u8,
-    pub(crate) doors: Arc<Mutex<Vec<Option<Door>>>>,
+    pub(crate) listeners: Arc<Mutex<Vec<Option<Listener>>>>,
     pub(crate) weather: Arc<Mutex<Weather>>,
     pub(crate) links: SharedLinks,
     /// Number of nodes, for latencies that differ.
@@ -119,7 +119,7 @@ pub(crate) fn place(replica: usize) -> SocketAddr {
 
 impl Transport for Wire {
     fn find(&self) -> impl Future<Output = Vec<Found>> + Send + 'static {
-        let count = lock(&self.doors).len();
+        let count = lock(&self.listeners).len();
         let replicas = (0..count).map(|replica| Replica {
             place: Some(place(replica)),
             url: 0,
@@ -137,9 +137,9 @@ impl Transport for Wire {
                 reason: "nothing answers".to_owned(),
             });
         }
-        let doors = lock(&self.doors).clone();
-        let index = (0..doors.len()).find(|index| Some(place(*index)) == replica.place);
-        let Some(door) = index.and_then(|index| doors[index].clone()) else {
+        let listeners = lock(&self.listeners).clone();
+        let index = (0..listeners.len()).find(|index| Some(place(*index)) == replica.place);
+        let Some(listener) = index.and_then(|index| listeners[index].clone()) else {
             return Err(OpenError::Connect {
                 address: replica.to_string(),
                 reason: "refused".to_owned(),
@@ -147,9 +147,9 @@ impl Transport for Wire {
         };
         let stream = Stream {
             wire: self.clone(),
-            epoch: door.epoch,
+            epoch: listener.epoch,
             latency,
-            cut: door.open.child_token(),
+            cut: listener.open.child_token(),
             silent: CancellationToken::new(),
         };
         let ends = (stream.cut.clone(), stream.silent.clone());
@@ -161,7 +161,7 @@ impl Transport for Wire {
         tokio::spawn(stream.clone().carry_up(messages, body));
         let body = StreamBody::new(ReceiverStream::new(requests));
         let messages = Messages::new(body);
-        let frames = door.server.sync(Request::new(messages)).await;
+        let frames = listener.server.sync(Request::new(messages)).await;
         let frames = frames.map_err(|status| OpenError::Refused {
             address: replica.to_string(),
             status: Box::new(status),

@@ -15,7 +15,7 @@ use crate::plan::{Crash, Fault, Plan, Step};
 use crate::replica::Replica;
 use crate::source::Lacking;
 use crate::truth::{Id, KINDS, Object, Pod, SLICES, Service, Truth, node_name};
-use crate::wire::{Door, Weather, Wire};
+use crate::wire::{Listener, Weather, Wire};
 
 /// Longest time between two looks at everything.
 const LOOK: Duration = Duration::from_secs(2);
@@ -30,7 +30,7 @@ pub(crate) const CONVERGED: Duration = Duration::from_secs(400);
 pub(crate) struct World {
     truth: Truth,
     replicas: Vec<Option<Replica>>,
-    doors: Arc<Mutex<Vec<Option<Door>>>>,
+    listeners: Arc<Mutex<Vec<Option<Listener>>>>,
     agents: Vec<Agent>,
     links: SharedLinks,
     dark: bool,
@@ -42,16 +42,16 @@ pub(crate) struct World {
 }
 
 impl World {
-    pub(crate) fn new(plan: &Plan, told: bool) -> Self {
-        let ledger = Ledger::new(plan.nodes, told);
-        let doors = Arc::new(Mutex::new(vec![None; plan.replicas]));
+    pub(crate) fn new(plan: &Plan, reported: bool) -> Self {
+        let ledger = Ledger::new(plan.nodes, reported);
+        let listeners = Arc::new(Mutex::new(vec![None; plan.replicas]));
         let links = Arc::new(Mutex::new(Links::new(plan.nodes)));
         let agents = (0..plan.nodes).map(|node| {
             Agent::new(Wire {
                 links: Arc::clone(&links),
                 nodes: plan.nodes,
                 node,
-                doors: Arc::clone(&doors),
+                listeners: Arc::clone(&listeners),
                 weather: Arc::new(Mutex::new(Weather::new())),
                 kernel: Kernel::new(node, Arc::clone(&ledger)),
                 ledger: Arc::clone(&ledger),
@@ -63,7 +63,7 @@ impl World {
             agents: agents.collect(),
             links,
             dark: plan.dark,
-            doors,
+            listeners,
             ledger,
             nodes: plan.nodes,
             snapshots: plan.snapshots,
@@ -146,7 +146,7 @@ impl World {
                 .is_some_and(|replica| replica.hub.shutdown.is_cancelled())
             {
                 *replica = None;
-                lock(&self.doors)[number] = None;
+                lock(&self.listeners)[number] = None;
             }
         }
         for agent in &mut self.agents {
@@ -157,10 +157,10 @@ impl World {
             let held = report.held.map(|held| (held.epoch, held.revision));
             let mut ledger = lock(&self.ledger);
             ledger.holds(agent.node, held);
-            let told = report.keeps.is_some() || report.applied != report.held;
+            let reported = report.keeps.is_some() || report.applied != report.held;
             agent
                 .kernel
-                .show(|sides| ledger.admits(agent.node, told, sides));
+                .show(|sides| ledger.admits(agent.node, reported, sides));
         }
     }
 
@@ -221,7 +221,7 @@ impl World {
         let watched = self.dark.then(|| (Arc::clone(&self.links), self.nodes));
         let ledger = Arc::clone(&self.ledger);
         let mut replica = Replica::start(self.starts, self.snapshots, watched, ledger);
-        lock(&self.doors)[number] = Some(replica.door.clone());
+        lock(&self.listeners)[number] = Some(replica.listener.clone());
         replica.begin(&self.truth, late, lacking, doubt).await;
         // An older state stays for a while.
         replica.lags = late > 0;
@@ -229,7 +229,7 @@ impl World {
     }
 
     fn kill(&mut self, number: usize) {
-        lock(&self.doors)[number] = None;
+        lock(&self.listeners)[number] = None;
         if let Some(replica) = self.replicas[number].take() {
             replica.hub.shutdown.cancel();
         }

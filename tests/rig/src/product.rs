@@ -97,10 +97,10 @@ fn compile() -> Result<PathBuf> {
 pub fn cargo() -> Command {
     let mut command = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     for (name, _) in env::vars_os() {
-        let told = name.to_str().is_some_and(|name| {
+        let reported = name.to_str().is_some_and(|name| {
             name.starts_with("CARGO_PKG_") || name.starts_with("CARGO_MANIFEST_")
         });
-        if told {
+        if reported {
             command.env_remove(name);
         }
     }

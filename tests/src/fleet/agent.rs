@@ -196,8 +196,8 @@ impl Agent {
         };
         let goes_home = async {
             let mut home = self.world.home.subscribe();
-            let told = home.changed().await.is_ok() && !is_first;
-            if !told {
+            let reported = home.changed().await.is_ok() && !is_first;
+            if !reported {
                 std::future::pending::<()>().await;
             }
             sleep(rand::random_range(Duration::ZERO..HOME_WITHIN)).await;

@@ -173,10 +173,10 @@ impl Cluster {
     pub fn inspect(&self, number: u8, service: &ServiceName) -> Result<Inspection> {
         let member = self.members.get(usize::from(number) - 1);
         let member = member.with_context(|| format!("no node {number}"))?;
-        let told = self
+        let reported = self
             .runtime
             .block_on(member.engine.inspect(service.clone()))?;
-        told.context("its backend has no virtual servers")
+        reported.context("its backend has no virtual servers")
     }
 
     /// The packets that policies deny on a node.

@@ -7,12 +7,12 @@ use kplane_proto::v1 as pb;
 use super::super::testing::{has, table};
 use super::super::why::WhyView;
 
-fn view(told: pb::Explanation) -> WhyView {
-    let told = pb::TryResponse {
-        explanation: Some(told),
+fn view(reported: pb::Explanation) -> WhyView {
+    let reported = pb::TryResponse {
+        explanation: Some(reported),
         ..pb::TryResponse::default()
     };
-    WhyView::new("shop", "web", "a pod".to_owned(), told)
+    WhyView::new("shop", "web", "a pod".to_owned(), reported)
 }
 
 #[test]
@@ -29,7 +29,7 @@ fn what_came_back_stands_below_the_endpoints() {
             }),
         }
     };
-    let told = pb::TryResponse {
+    let reported = pb::TryResponse {
         explanation: Some(samples::explanation()),
         attempts: vec![
             tried(true, "203.0.113.1:80", "", pb::AttemptOutcome::Connected),
@@ -48,7 +48,7 @@ fn what_came_back_stands_below_the_endpoints() {
         ],
         error: String::new(),
     };
-    let view = WhyView::new("shop", "web", "a pod".to_owned(), told);
+    let view = WhyView::new("shop", "web", "a pod".to_owned(), reported);
     let text = table(&view);
     for part in [
         "the Service 203.0.113.1:80  -       connected in 412us",
@@ -57,12 +57,12 @@ fn what_came_back_stands_below_the_endpoints() {
     ] {
         has(&text, part);
     }
-    let told = pb::TryResponse {
+    let reported = pb::TryResponse {
         explanation: Some(samples::explanation()),
         error: "only TCP connections can be tried".to_owned(),
         ..pb::TryResponse::default()
     };
-    let view = WhyView::new("shop", "web", "a pod".to_owned(), told);
+    let view = WhyView::new("shop", "web", "a pod".to_owned(), reported);
     assert!(table(&view).contains("Not tried: only TCP"));
 }
 
@@ -100,7 +100,7 @@ fn a_packet_that_arrives() {
 
 #[test]
 fn a_packet_that_is_dropped_on_a_node_that_lags() {
-    let told = pb::Explanation {
+    let reported = pb::Explanation {
         outcome: pb::PacketOutcome::Dropped.into(),
         summary: "the packet is dropped: other nodes have endpoints".to_owned(),
         programmed: false,
@@ -126,12 +126,12 @@ fn a_packet_that_is_dropped_on_a_node_that_lags() {
           3. 1 of 2 endpoints are chosen: those that are ready
           4. the endpoint sees the sender's address
     "#]]
-    .assert_eq(&table(&view(told)));
+    .assert_eq(&table(&view(reported)));
 }
 
 #[test]
 fn a_packet_that_nobody_touches() {
-    let told = pb::Explanation {
+    let reported = pb::Explanation {
         node: "node-b".to_owned(),
         outcome: pb::PacketOutcome::NotProxied.into(),
         summary: "the packet goes on as it is: the Service is headless".to_owned(),
@@ -143,5 +143,5 @@ fn a_packet_that_nobody_touches() {
         Fate
           the packet goes on as it is: the Service is headless
     "#]]
-    .assert_eq(&table(&view(told)));
+    .assert_eq(&table(&view(reported)));
 }

@@ -335,11 +335,11 @@ fn again(direction: Direction) -> &'static str {
 
 /// Prints what a node waits for, if that has changed.
 fn tell_once(since: &mut BTreeMap<String, (Instant, String)>, node: &str, reason: &str) {
-    let (_, told) = since
+    let (_, announced) = since
         .entry(node.to_owned())
         .or_insert_with(|| (Instant::now(), String::new()));
-    if told != reason {
-        reason.clone_into(told);
+    if announced != reason {
+        reason.clone_into(announced);
         say(&format!("{node}: {reason}"));
     }
 }

@@ -37,7 +37,7 @@ struct Repaired {
     /// Process of the agent that made them.
     instance: u64,
     count: u64,
-    told: Option<Instant>,
+    reported: Option<Instant>,
 }
 
 #[derive(Debug)]
@@ -90,7 +90,7 @@ impl Announcer {
                  from v1.40 on. Name the mode in the file, or give the agent --backend",
                 agent.backend
             );
-            let told = [
+            let reported = [
                 (Reason::Starting, note.as_str(), true),
                 (
                     Reason::IpvsDeprecation,
@@ -99,8 +99,8 @@ impl Announcer {
                 ),
                 (Reason::DefaultMode, &default, agent.mode_unset),
             ];
-            let told = told.into_iter().filter(|(_, _, applies)| *applies);
-            events.extend(told.map(|(reason, note, _)| {
+            let reported = reported.into_iter().filter(|(_, _, applies)| *applies);
+            events.extend(reported.map(|(reason, note, _)| {
                 let mut event = Event::new(Object::node(name), reason, note);
                 event.instance = agent.instance;
                 event
@@ -125,7 +125,7 @@ impl Announcer {
                 instance,
                 // Repairs from before this control plane knew the agent are not announced.
                 count: if agent.began_empty { 0 } else { count },
-                told: None,
+                reported: None,
             };
             let known = self.repairs.entry(name.clone()).or_insert(first);
             if known.instance != instance {
@@ -136,10 +136,10 @@ impl Announcer {
                 };
             }
             let quiet = |at| now.saturating_duration_since(at) >= REPAIRS;
-            if count <= known.count || !known.told.is_none_or(quiet) {
+            if count <= known.count || !known.reported.is_none_or(quiet) {
                 continue;
             }
-            (known.count, known.told) = (count, Some(now));
+            (known.count, known.reported) = (count, Some(now));
             let last = report
                 .families
                 .iter()

@@ -240,11 +240,12 @@ fn services_that_are_held_are_announced_when_it_lasts() {
     }));
     assert_eq!(rig.step(0), [""; 0]);
     assert_eq!(rig.step(9), [""; 0]);
-    let told = rig.step(10);
-    assert_eq!(told.len(), 1);
+    let reported = rig.step(10);
+    assert_eq!(reported.len(), 1);
     assert!(
-        told[0].starts_with("Warning ServiceHeld Service web: 991 Services are kept: 991 of 1001"),
-        "{told:?}"
+        reported[0]
+            .starts_with("Warning ServiceHeld Service web: 991 Services are kept: 991 of 1001"),
+        "{reported:?}"
     );
     assert_eq!(rig.step(20), [""; 0]);
     // A standalone agent does not announce problems that every agent sees.
@@ -473,7 +474,7 @@ fn repairs_of_a_nodes_rules_are_told_now_and_then() {
             ..pb::FamilyStatus::default()
         }];
     };
-    let told = |count| {
+    let reported = |count| {
         format!(
             "Warning RulesRepaired Node n1: another program changed the node's rules, and the \
              agent repaired them ({count} times since it started), last: the table is gone, by \
@@ -483,16 +484,16 @@ fn repairs_of_a_nodes_rules_are_told_now_and_then() {
     repaired(&mut rig, 2);
     assert_eq!(rig.step(0), NOTHING, "before the control plane was there");
     repaired(&mut rig, 3);
-    assert_eq!(rig.step(1), [told(3)]);
+    assert_eq!(rig.step(1), [reported(3)]);
     for (second, repairs) in [(2, 3), (3, 4), (299, 9)] {
         repaired(&mut rig, repairs);
         assert_eq!(rig.step(second), NOTHING);
     }
-    assert_eq!(rig.step(301), [told(9)]);
+    assert_eq!(rig.step(301), [reported(9)]);
     // A new process counts from 0.
     rig.agent("n1").instance = 2;
     repaired(&mut rig, 1);
-    assert_eq!(rig.step(700), [told(1)]);
+    assert_eq!(rig.step(700), [reported(1)]);
 }
 
 /// The event waits, because a second list or the operator usually resolves the state first.

@@ -61,7 +61,7 @@ struct Watch {
     elsewhere: BTreeMap<NodeName, Instant>,
     /// Time of the last question to other replicas, and of the last message.
     asked_at: Option<Instant>,
-    told_at: Option<Instant>,
+    reported_at: Option<Instant>,
     /// The nodes that this replica itself suspects.
     own: Suspicions,
 }
@@ -81,7 +81,7 @@ pub async fn watch(hub: Arc<Hub>, peers: Option<Arc<Peers>>) {
         quiet: BTreeSet::new(),
         elsewhere: BTreeMap::new(),
         asked_at: None,
-        told_at: None,
+        reported_at: None,
         own: Suspicions::default(),
     };
     let mut look = interval(LOOK);
@@ -127,7 +127,7 @@ impl Watch {
         let before = std::mem::take(&mut self.quiet);
         self.quiet = quiet.iter().map(|(node, _)| node.clone()).collect();
         if !self.quiet.is_subset(&before) {
-            self.told_at = None;
+            self.reported_at = None;
         }
         let is_quiet = |node: &NodeName| self.quiet.contains(node);
         self.elsewhere
@@ -200,8 +200,13 @@ impl Watch {
                 None => {
                     let answer = self.hub.fleet.ask(&asked.node, question);
                     let node = asked.node.clone();
-                    let answer = async move { answer.await.ok().map(|told| (node, told)) };
-                    self.wait(round, answer.map(|told| told.into_iter().collect()).boxed());
+                    let answer = async move { answer.await.ok().map(|reported| (node, reported)) };
+                    self.wait(
+                        round,
+                        answer
+                            .map(|reported| reported.into_iter().collect())
+                            .boxed(),
+                    );
                 }
             }
         }
@@ -212,9 +217,9 @@ impl Watch {
             let asking = async move {
                 let asked = BTreeMap::from([(at, questions)]);
                 let heard = peers.agents(asked, Timeouts::all(ROUND)).await.into_iter();
-                let told =
+                let reported =
                     heard.filter_map(|Reply { node, outcome, .. }| Some((node, outcome.ok()?)));
-                told.collect()
+                reported.collect()
             };
             self.wait(round, asking.boxed());
         }
@@ -227,11 +232,11 @@ impl Watch {
         answers: BoxFuture<'static, Vec<(NodeName, pb::Inspection)>>,
     ) {
         let round = Arc::clone(round);
-        let waiting = timeout(ROUND, answers).map(move |told| {
-            let told = told.unwrap_or_default().into_iter();
-            let messages = told.filter_map(|(node, told)| {
+        let waiting = timeout(ROUND, answers).map(move |reported| {
+            let reported = reported.unwrap_or_default().into_iter();
+            let messages = reported.filter_map(|(node, reported)| {
                 let asked = round.asked.iter().find(|asked| asked.node == node)?;
-                Some((node, word(asked, &told)))
+                Some((node, word(asked, &reported)))
             });
             WatchEvent::Reply(Arc::clone(&round), messages.collect())
         });
@@ -260,11 +265,11 @@ impl Watch {
     fn tell_others(&mut self) {
         let suspected = &self.own.nodes;
         let pause = if suspected.is_empty() { THERE } else { TELL };
-        let is_due = self.told_at.is_none_or(|at| at.elapsed() >= pause);
+        let is_due = self.reported_at.is_none_or(|at| at.elapsed() >= pause);
         let Some(peers) = self.peers.clone().filter(|_| is_due) else {
             return;
         };
-        self.told_at = Some(Instant::now());
+        self.reported_at = Some(Instant::now());
         let is_known = |node: &&NodeName| {
             let at = self.elsewhere.get(*node);
             at.is_some_and(|at| at.elapsed() < ELSEWHERE / 2) || suspected.contains_key(*node)
@@ -325,7 +330,7 @@ impl Watch {
         let moved = own.nodes.keys().ne(self.own.nodes.keys());
         self.own = own;
         if moved {
-            self.told_at = None;
+            self.reported_at = None;
         }
         self.tell_others();
         if *before == all {
@@ -406,8 +411,11 @@ fn question(asked: &AskedNode, about: &NodeName, nodes: &FactsByNode) -> pb::Ins
 }
 
 /// Returns what an answer means.
-fn word(asked: &AskedNode, told: &pb::Inspection) -> Word {
-    let reached = told.reached.as_ref().filter(|_| asked.control.is_some());
+fn word(asked: &AskedNode, reported: &pb::Inspection) -> Word {
+    let reached = reported
+        .reached
+        .as_ref()
+        .filter(|_| asked.control.is_some());
     match reached.map(|reached| &*reached.nodes) {
         Some([true, ..]) => Word::Reaches,
         Some([false, true, ..]) => Word::Misses,

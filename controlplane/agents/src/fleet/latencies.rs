@@ -53,24 +53,25 @@ pub(super) fn take_programmed(
     store: &Store,
     at: Instant,
 ) -> Vec<Programmed> {
-    let told = std::mem::take(&mut report.triggers_programmed);
+    let announced = std::mem::take(&mut report.triggers_programmed);
     if report.epoch != store.epoch() {
         return Vec::new();
     }
-    let understand = |told: pb::TriggerProgrammed| {
-        let trigger = store.trigger(told.id)?;
+    let understand = |announced: pb::TriggerProgrammed| {
+        let trigger = store.trigger(announced.id)?;
         let mut failures = report.failures.iter().filter(|failure| !failure.degraded);
         let failed = failures.any(|failure| is_of(failure, &trigger.service, trigger.family));
         (!failed).then(|| Programmed {
             service: trigger.service,
             at,
-            latency_ms: u32::try_from(told.latency_ms).unwrap_or(u32::MAX),
+            latency_ms: u32::try_from(announced.latency_ms).unwrap_or(u32::MAX),
             family: trigger.family,
         })
     };
     // Agents send no more triggers than are remembered. If one does, it gets no more memory.
-    let newest = told.len().saturating_sub(REMEMBERED);
-    told.into_iter()
+    let newest = announced.len().saturating_sub(REMEMBERED);
+    announced
+        .into_iter()
         .skip(newest)
         .filter_map(understand)
         .collect()

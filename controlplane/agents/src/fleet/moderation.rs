@@ -106,13 +106,13 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_problem_is_told_once_a_minute() {
         let moderation = Moderation::default();
-        let told = std::cell::Cell::new(0);
+        let reported = std::cell::Cell::new(0);
         let tell = |node: &str, problem| {
             moderation.tell(&node.into(), problem, || {
-                told.set(told.get() + 1);
+                reported.set(reported.get() + 1);
                 String::new()
             });
-            told.get()
+            reported.get()
         };
         assert_eq!([(); 3].map(|()| tell("n1", Misbehaviour::Hello)), [1; 3]);
         assert_eq!(tell("n1", Misbehaviour::Report), 2);

@@ -181,7 +181,10 @@ impl Board {
 
     fn complain(&self, code: Reason, why: &str, known: bool) {
         let mut trouble = self.trouble.lock();
-        if trouble.as_ref().is_some_and(|(_, told)| told == why) {
+        if trouble
+            .as_ref()
+            .is_some_and(|(_, reported)| reported == why)
+        {
             return;
         }
         match known {

@@ -172,8 +172,8 @@ async fn a_place_that_takes_no_order_is_told_from_the_start() {
     let missing = folder.path().join("state");
     let board = Board::default();
     board.keep_in(Place::SharedFile(missing.join("orders.json")));
-    let until = async |told: bool| {
-        while board.issue().is_some() != told {
+    let until = async |reported: bool| {
+        while board.issue().is_some() != reported {
             tokio::time::sleep(Duration::from_millis(100)).await;
         }
     };

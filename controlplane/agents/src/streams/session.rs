@@ -305,7 +305,7 @@ impl Conversation<'_> {
                 }
             }
             Some(agent_message::Kind::Ping(ping)) => self.postman.pong(ping.token),
-            Some(agent_message::Kind::Inspection(told)) => self.questions.answered(told),
+            Some(agent_message::Kind::Inspection(announced)) => self.questions.answered(announced),
             Some(agent_message::Kind::Leaving(leaving)) => {
                 self.leaving
                     .take(&self.hub.departures, &self.node, &leaving);

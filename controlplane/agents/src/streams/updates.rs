@@ -96,7 +96,7 @@ pub(super) struct Updates {
     /// Messages of a snapshot that other agents get as well.
     walk: Walk,
     /// The freshness that the agent received last.
-    told: Arc<Freshness>,
+    announced: Arc<Freshness>,
     /// [`Head::trust`] of the last update that the agent got.
     trust_told: u64,
     /// The second part of a message whose first part was sent.
@@ -123,7 +123,7 @@ impl Updates {
         node: NodeName,
         needs_node: bool,
         claim: HeldState,
-        told: Arc<Freshness>,
+        announced: Arc<Freshness>,
         dispatch: Arc<Dispatch>,
     ) -> Self {
         let changes = hub.store.announcements();
@@ -143,7 +143,7 @@ impl Updates {
             in_snapshot: false,
             sent: Sent::Other,
             walk: Walk::default(),
-            told,
+            announced,
             trust_told: 0,
             rest: None,
             frozen: Frozen::Unknown,
@@ -258,7 +258,7 @@ impl Updates {
             self.snapshot = false;
             return message;
         }
-        if let Some(ready) = store.take_common(&self.node, &mut self.cursor, &self.told) {
+        if let Some(ready) = store.take_common(&self.node, &mut self.cursor, &self.announced) {
             self.ended_at(&ready.mark);
             self.rest = ready.rest;
             return ready.first;
@@ -270,7 +270,7 @@ impl Updates {
     }
 
     fn end(&mut self, end: publish::PieceEnd) -> pb::UpdateEnd {
-        let news = end.freshness.news(&self.told);
+        let news = end.freshness.news(&self.announced);
         self.ended_at(&end.mark());
         update_end(end, news)
     }
@@ -279,14 +279,14 @@ impl Updates {
     fn ended_at(&mut self, mark: &Mark) {
         (self.holds, self.complete, self.in_snapshot) = (true, true, false);
         self.trust_told = mark.trust_changes;
-        self.told = Arc::clone(&mark.freshness);
+        self.announced = Arc::clone(&mark.freshness);
         self.dispatch.sent(mark.revision);
     }
 
     /// Returns the part of the freshness that the agent has not received.
     fn news(&mut self, freshness: Arc<Freshness>) -> Vec<pb::KindVersion> {
-        let news = freshness.news(&self.told);
-        self.told = freshness;
+        let news = freshness.news(&self.announced);
+        self.announced = freshness;
         news
     }
 

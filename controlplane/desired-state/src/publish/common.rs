@@ -36,7 +36,7 @@ struct Position {
     /// The agents' zone, if it has variants of its own.
     zone: Option<ZoneName>,
     /// The freshness that the agents received last.
-    told: Arc<Freshness>,
+    sent: Arc<Freshness>,
 }
 
 /// An encoded update without the digest.
@@ -75,13 +75,13 @@ impl Commons {
         state: &State,
         node: &str,
         cursor: &mut Cursor,
-        told: &Arc<Freshness>,
+        sent: &Arc<Freshness>,
     ) -> Option<Ready> {
         let zone = state.common_zone(node, *cursor)?;
         self.0.retain(|common| common.leads_to(state));
         let known = self.0.iter().rposition(|common| {
             let at = &common.position;
-            at.base == cursor.base() && at.zone.as_ref() == zone && Arc::ptr_eq(&at.told, told)
+            at.base == cursor.base() && at.zone.as_ref() == zone && Arc::ptr_eq(&at.sent, sent)
         });
         let known = match known {
             Some(known) => known,
@@ -89,7 +89,7 @@ impl Commons {
                 let position = Position {
                     base: cursor.base(),
                     zone: zone.cloned(),
-                    told: Arc::clone(told),
+                    sent: Arc::clone(sent),
                 };
                 let common = Common::new(state, node, *cursor, position)?;
                 if self.0.len() == KEPT {
@@ -112,7 +112,7 @@ impl Common {
         let mut end = piece.end.take()?;
         end.digest = Digest::default();
         let mark = end.mark();
-        let freshness = end.freshness.news(&position.told);
+        let freshness = end.freshness.news(&position.sent);
         let end = update_end(end, freshness);
         // The end is the last field of an update, and begins with the revision and the digest.
         let length = end.encoded_len();

@@ -310,12 +310,12 @@ impl Store {
         &self,
         node: &str,
         cursor: &mut Cursor,
-        told: &Arc<Freshness>,
+        sent: &Arc<Freshness>,
     ) -> Option<Ready> {
         let state = self.read();
         // One task encodes; others that need the same wait for it.
         let mut commons = self.commons.lock();
-        commons.take(&state, node, cursor, told)
+        commons.take(&state, node, cursor, sent)
     }
 
     /// Returns the way of an agent without anything: it takes the messages of the walk, then collects the rest. The

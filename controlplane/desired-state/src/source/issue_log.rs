@@ -16,10 +16,10 @@ const LINES: Rate = Rate {
 
 /// The lines about each kind of problem. There are as many kinds as the program has.
 #[derive(Debug, Default)]
-pub(super) struct IssueLog(BTreeMap<(Severity, Reason), Told>);
+pub(super) struct IssueLog(BTreeMap<(Severity, Reason), Reported>);
 
 #[derive(Debug)]
-struct Told {
+struct Reported {
     lines: Bucket,
     /// Problems that have no line.
     unsaid: usize,
@@ -40,13 +40,13 @@ impl IssueLog {
             kind.or_insert((issue, 0)).1 += 1;
         }
         let line = |(kind, (example, count)): ((Severity, Reason), (&Issue, usize))| {
-            let told = self.0.entry(kind).or_insert_with(|| Told {
+            let reported = self.0.entry(kind).or_insert_with(|| Reported {
                 lines: Bucket::new(LINES),
                 unsaid: 0,
             });
-            told.unsaid += count;
-            told.lines.take(1).ok()?;
-            let further = std::mem::take(&mut told.unsaid) - 1;
+            reported.unsaid += count;
+            reported.lines.take(1).ok()?;
+            let further = std::mem::take(&mut reported.unsaid) - 1;
             let example = one_line(&example.to_string());
             let line = match further {
                 0 => example,

@@ -133,7 +133,7 @@ async fn merge(mut inbox: mpsc::Receiver<KindEvents>, sink: mpsc::Sender<Batch>)
     let mut doubts = BTreeMap::new();
     loop {
         let first = tokio::select! {
-            told = inbox.recv() => told,
+            reported = inbox.recv() => reported,
             () = sink.closed() => None,
         };
         let Some(first) = first else {
@@ -157,9 +157,9 @@ async fn merge(mut inbox: mpsc::Receiver<KindEvents>, sink: mpsc::Sender<Batch>)
     }
 }
 
-fn take_in(told: KindEvents, events: &mut Vec<Event>, doubts: &mut BTreeMap<Kind, String>) {
-    events.extend(told.events);
-    if let Some((kind, doubt)) = told.doubt {
+fn take_in(reported: KindEvents, events: &mut Vec<Event>, doubts: &mut BTreeMap<Kind, String>) {
+    events.extend(reported.events);
+    if let Some((kind, doubt)) = reported.doubt {
         match doubt {
             Some(doubt) => drop(doubts.insert(kind, doubt)),
             None => drop(doubts.remove(&kind)),

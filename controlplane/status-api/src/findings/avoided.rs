@@ -12,15 +12,15 @@ use super::Finding;
 /// Maximum number of endpoints with a finding of their own.
 const NAMED: usize = 20;
 
-/// Returns a finding for each endpoint of a Service that nodes avoid, those of most nodes first. `told` is what each
+/// Returns a finding for each endpoint of a Service that nodes avoid, those of most nodes first. `reported` is what each
 /// connected agent reports. Only endpoints that the Service has count.
 pub(crate) fn avoided<'a>(
     service: &ServiceName,
     ports: &[PortView],
-    told: impl Iterator<Item = (&'a NodeName, &'a [pb::AvoidedEndpoint])>,
+    reported: impl Iterator<Item = (&'a NodeName, &'a [pb::AvoidedEndpoint])>,
 ) -> Vec<Finding> {
     let mut found = BTreeMap::<(usize, EndpointAddr), BTreeSet<&NodeName>>::new();
-    for (node, avoided) in told {
+    for (node, avoided) in reported {
         for one in avoided {
             if let Some(place) = place(ports, one) {
                 found.entry(place).or_default().insert(node);
@@ -43,9 +43,9 @@ pub(crate) fn avoided<'a>(
 }
 
 /// Returns the index of the ServicePort that an agent means, and its endpoint, if there are both.
-fn place(ports: &[PortView], told: &pb::AvoidedEndpoint) -> Option<(usize, EndpointAddr)> {
-    let key = told.key.as_ref()?;
-    let at: std::net::SocketAddr = told.address.parse().ok()?;
+fn place(ports: &[PortView], reported: &pb::AvoidedEndpoint) -> Option<(usize, EndpointAddr)> {
+    let key = reported.key.as_ref()?;
+    let at: std::net::SocketAddr = reported.address.parse().ok()?;
     let (ip, port) = (at.ip(), at.port());
     let index = ports
         .iter()

@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use kplane_model::{NodeName, Reason, nodes_agree};
 use kplane_proto::v1::{self as pb, Severity};
 
-use super::{named, surroundings};
+use super::{host_findings, named};
 
 /// Maximum number of failures of one node that are compared with those of others.
 const FAILURES: usize = 20;
@@ -67,7 +67,7 @@ pub(crate) fn reported(nodes: &[(&NodeName, &pb::Report)]) -> Vec<pb::Finding> {
         (*node, found)
     });
     let found: Vec<_> = found.collect();
-    let mut findings = surroundings(found.iter().map(|(node, found)| (*node, &**found)));
+    let mut findings = host_findings(found.iter().map(|(node, found)| (*node, &**found)));
     findings.extend(failures(nodes));
     findings.extend(avoided(nodes));
     findings.sort_by_key(|finding| {

@@ -491,19 +491,19 @@ fn avoids(port_name: &str, address: &str) -> pb::AvoidedEndpoint {
 }
 
 /// Returns the findings if nodes avoid these endpoints of shop/web.
-fn avoided_by(told: &[(&str, Vec<pb::AvoidedEndpoint>)]) -> Vec<Finding> {
+fn avoided_by(reported: &[(&str, Vec<pb::AvoidedEndpoint>)]) -> Vec<Finding> {
     let objects = [service(&json!({})), slice(&http(), &vec![ready(); 30])];
     let name = ServiceName::new("shop", "web");
     let detail = index(&objects).detail(&name, &[]).unwrap();
-    let told: Vec<(NodeName, _)> = told
+    let reported: Vec<(NodeName, _)> = reported
         .iter()
         .map(|(node, avoided)| ((*node).into(), avoided))
         .collect();
-    let told = told.iter();
+    let reported = reported.iter();
     avoided(
         &name,
         &detail.ports,
-        told.map(|(node, all)| (node, all.as_slice())),
+        reported.map(|(node, all)| (node, all.as_slice())),
     )
 }
 

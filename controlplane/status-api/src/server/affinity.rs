@@ -124,7 +124,7 @@ fn put_together(ports: &[&PortView], answers: &node_query::Answers) -> pb::Affin
     let parts = answers.parts(|answer| answer.affinity.as_ref(), |known| &known.error);
     let mut all = pb::AffinityAnswer::from(parts.asked);
     let mut clients = Vec::new();
-    for (node, affinity) in parts.told {
+    for (node, affinity) in parts.reported {
         all.more = all.more.saturating_add(affinity.more);
         let known = affinity.clients.iter().filter_map(|known| {
             let port = ports.get(usize::try_from(known.port).ok()?)?;

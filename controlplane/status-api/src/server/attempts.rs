@@ -33,7 +33,7 @@ struct PlannedConnection {
 /// Returns the connections that an agent has tried.
 pub(super) fn of(heard: &Reply) -> Result<&[pb::Attempt], String> {
     heard.part(
-        |told| Some(&*told.attempts).filter(|tried| !tried.is_empty()),
+        |reported| Some(&*reported.attempts).filter(|tried| !tried.is_empty()),
         |_| "",
     )
 }
@@ -237,9 +237,9 @@ mod tests {
             pb::AttemptOutcome::Refused,
             pb::AttemptOutcome::Silent,
         ];
-        let told = plan.result(explanation(), Ok(&outcomes.map(attempt)), Ok(&[]));
-        assert_eq!((told.error.as_str(), told.attempts.len()), ("", 3));
-        let findings = told.explanation.unwrap().findings;
+        let reported = plan.result(explanation(), Ok(&outcomes.map(attempt)), Ok(&[]));
+        assert_eq!((reported.error.as_str(), reported.attempts.len()), ("", 3));
+        let findings = reported.explanation.unwrap().findings;
         let codes: Vec<_> = findings
             .iter()
             .map(|finding| finding.code.as_str())
@@ -255,13 +255,13 @@ mod tests {
         assert_eq!(plan.neighbour(), Some(("n3", "10.96.0.1:80")));
         let connected = [attempt(pb::AttemptOutcome::Connected)];
         let silent = [attempt(pb::AttemptOutcome::Silent)];
-        let told = plan.result(explanation(), Ok(&connected), Ok(&silent));
-        let told = told.attempts.iter().map(|of| {
+        let reported = plan.result(explanation(), Ok(&connected), Ok(&silent));
+        let reported = reported.attempts.iter().map(|of| {
             let outcome = of.attempt.as_ref().unwrap().outcome();
             (of.through_service, of.node.as_str(), outcome)
         });
         assert_eq!(
-            told.collect::<Vec<_>>(),
+            reported.collect::<Vec<_>>(),
             [
                 (true, "n3", pb::AttemptOutcome::Silent),
                 (false, "n2", pb::AttemptOutcome::Connected)

@@ -218,8 +218,8 @@ pub(super) async fn watch(
         let started = Instant::now();
         let answer = convergence(&hub, &mut followed, &others.latest());
         let cost = started.elapsed();
-        let is_news = last.as_ref().is_none_or(|(told, at)| {
-            at.elapsed() >= WATCH_REFRESH || !is_same(told.clone(), &answer)
+        let is_news = last.as_ref().is_none_or(|(reported, at)| {
+            at.elapsed() >= WATCH_REFRESH || !is_same(reported.clone(), &answer)
         });
         if is_news {
             last = Some((answer.clone(), Instant::now()));
@@ -245,9 +245,9 @@ pub(super) async fn watch(
 }
 
 /// Returns whether two answers differ in their time only.
-fn is_same(mut told: pb::Convergence, now: &pb::Convergence) -> bool {
-    told.now_ms = now.now_ms;
-    told == *now
+fn is_same(mut reported: pb::Convergence, now: &pb::Convergence) -> bool {
+    reported.now_ms = now.now_ms;
+    reported == *now
 }
 
 #[cfg(test)]

@@ -80,17 +80,17 @@ fn findings_of(
                 }
             },
         )));
-        let told = nodes.iter();
-        let told =
-            told.map(|(facts, service_on_node)| (&facts.name, service_on_node.avoided.as_slice()));
-        found.extend(findings::avoided(name, &detail.ports, told));
+        let announced = nodes.iter();
+        let announced = announced
+            .map(|(facts, service_on_node)| (&facts.name, service_on_node.avoided.as_slice()));
+        found.extend(findings::avoided(name, &detail.ports, announced));
         found.extend(isolated);
         found.sort_by_key(|finding| Reverse(finding.severity));
     }
     let mut found: Vec<_> = found.iter().map(Finding::to_wire).collect();
     if !detail.ports.is_empty() {
         let all = nodes.iter();
-        let around = findings::surroundings(all.map(|(facts, of)| (&facts.name, &*of.around)));
+        let around = findings::host_findings(all.map(|(facts, of)| (&facts.name, &*of.around)));
         let errors = around.into_iter();
         let errors = errors.filter(|finding| finding.severity() == pb::Severity::Error);
         found.splice(0..0, errors);

@@ -114,7 +114,7 @@ struct NodeFeed {
     /// The snapshot of the client lacks pieces.
     torn: bool,
     /// [`Head::trust`] of the last message.
-    trust_told: u64,
+    trust_reported: u64,
     _attendance: Attendance,
 }
 
@@ -128,7 +128,7 @@ impl NodeFeed {
             since: 0,
             snapshot: true,
             torn: true,
-            trust_told: 0,
+            trust_reported: 0,
         }
     }
 
@@ -198,7 +198,7 @@ impl NodeFeed {
 impl NodeFeed {
     /// Returns whether there may be news. The snapshot is complete when there are none.
     fn is_behind(&self, head: &Head) -> bool {
-        self.torn || self.cursor.is_behind(head.revision) || self.trust_told < head.trust
+        self.torn || self.cursor.is_behind(head.revision) || self.trust_reported < head.trust
     }
 
     /// Returns the next part of the news. `None` if they do not concern the snapshot, unless the stream has been quiet
@@ -213,12 +213,12 @@ impl NodeFeed {
         let piece = self.collect(hub);
         let is_empty = piece.objects.is_empty() && piece.deleted.is_empty();
         let was_torn = std::mem::replace(&mut self.torn, piece.end.is_none());
-        let trust_told = self.trust_told;
+        let trust_reported = self.trust_reported;
         if let Some(end) = &piece.end {
-            self.trust_told = end.trust_changes;
+            self.trust_reported = end.trust_changes;
             self.since = end.revision;
         }
-        if is_empty && !was_torn && !long_quiet && self.trust_told == trust_told {
+        if is_empty && !was_torn && !long_quiet && self.trust_reported == trust_reported {
             return Ok(None);
         }
         let mut message = self.message(hub, piece)?;

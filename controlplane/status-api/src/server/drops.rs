@@ -101,10 +101,11 @@ pub(super) async fn ask(
     };
     let answers = node_query::ask(hub, peers, inspect(question), &node, WITHIN).await;
     let parts = answers.parts(|answer| answer.denials.as_ref(), |of| of.error.as_str());
-    let told = parts.told.into_iter();
-    let told: Vec<(NodeName, pb::Denials)> =
-        told.map(|(node, of)| (node.clone(), of.clone())).collect();
-    let named = ask_index(hub, move |policies, _| name(policies, &told, &wanted));
+    let reported = parts.reported.into_iter();
+    let reported: Vec<(NodeName, pb::Denials)> = reported
+        .map(|(node, of)| (node.clone(), of.clone()))
+        .collect();
+    let named = ask_index(hub, move |policies, _| name(policies, &reported, &wanted));
     let pb::DropsAnswer {
         pods,
         more,
@@ -136,9 +137,13 @@ async fn node_of(hub: &Hub, wanted: &Wanted) -> Result<NodeName, Status> {
 }
 
 /// Puts answers of agents together, and names the Pods in them.
-fn name(policies: &Policies, told: &[(NodeName, pb::Denials)], wanted: &Wanted) -> pb::DropsAnswer {
+fn name(
+    policies: &Policies,
+    reported: &[(NodeName, pb::Denials)],
+    wanted: &Wanted,
+) -> pb::DropsAnswer {
     let mut answer = pb::DropsAnswer::default();
-    for (node, of) in told {
+    for (node, of) in reported {
         answer.more = answer.more.saturating_add(of.more);
         answer.lost = answer.lost.saturating_add(of.lost);
         for pod in of.pods.iter().take(OF_AGENT) {
@@ -318,12 +323,12 @@ pub(super) async fn denied(
         .ask(|_| Arc::clone(&question), wanted, timeouts)
         .await;
     let parts = answers.parts(|answer| answer.denials.as_ref(), |of| of.error.as_str());
-    let is_all = parts.told.len() == all;
-    let denials = parts.told.into_iter();
+    let is_all = parts.reported.len() == all;
+    let denials = parts.reported.into_iter();
     let denials = denials.flat_map(|(_, denials)| denials.pods.iter().take(OF_AGENT));
-    let counted = denials.filter_map(|told| {
-        let address = parse_ip(&told.address).ok()?;
-        (direction(told.direction()) == Some(of)).then_some((address, told.packets))
+    let counted = denials.filter_map(|reported| {
+        let address = parse_ip(&reported.address).ok()?;
+        (direction(reported.direction()) == Some(of)).then_some((address, reported.packets))
     });
     let (counted, names) = (counted.collect::<Vec<_>>(), pods.keys().cloned());
     let names: BTreeSet<_> = names.collect();
@@ -403,17 +408,17 @@ mod tests {
         }
     }
 
-    fn named(told: pb::Denials, namespace: &str, pod: &str) -> pb::DropsAnswer {
+    fn named(reported: pb::Denials, namespace: &str, pod: &str) -> pb::DropsAnswer {
         let wanted = Wanted {
             namespace: namespace.to_owned(),
             pod: pod.to_owned(),
         };
-        name(&policies(), &[("n1".into(), told)], &wanted)
+        name(&policies(), &[("n1".into(), reported)], &wanted)
     }
 
     #[test]
     fn counts_get_the_names_of_pods_and_others_are_left_out() {
-        let told = pb::Denials {
+        let reported = pb::Denials {
             pods: vec![
                 count("10.0.0.3", 1),
                 count("10.0.0.1", 7),
@@ -424,7 +429,7 @@ mod tests {
             ..pb::Denials::default()
         };
         let pods = |namespace: &str, pod: &str| -> Vec<(String, u64)> {
-            let named = named(told.clone(), namespace, pod).pods.into_iter();
+            let named = named(reported.clone(), namespace, pod).pods.into_iter();
             named.map(|of| (of.pod, of.packets)).collect()
         };
         let expect = |pod: &str, packets| (pod.to_owned(), packets);
@@ -447,7 +452,7 @@ mod tests {
     fn samples_name_both_ends_and_the_policies_and_are_in_order() {
         use pb::PolicyDirection::{Egress, Ingress};
 
-        let told = pb::Denials {
+        let reported = pb::Denials {
             packets: vec![
                 sample(Ingress, "10.0.0.3", "10.0.0.1", 10),
                 sample(Ingress, "192.0.2.1", "10.0.0.2", 4_000),
@@ -458,7 +463,7 @@ mod tests {
             lost: 2,
             ..pb::Denials::default()
         };
-        let answer = named(told.clone(), "", "");
+        let answer = named(reported.clone(), "", "");
         let ends: Vec<_> = answer
             .packets
             .iter()
@@ -473,8 +478,8 @@ mod tests {
         assert_eq!(ends, expected);
         assert_eq!(answer.lost, 2);
         // The Pod that policies isolate counts, not the other end.
-        assert_eq!(named(told.clone(), "shop", "").packets.len(), 2);
-        assert_eq!(named(told, "ops", "job").packets.len(), 1);
+        assert_eq!(named(reported.clone(), "shop", "").packets.len(), 2);
+        assert_eq!(named(reported, "ops", "job").packets.len(), 1);
         let many = pb::Denials {
             packets: vec![sample(Ingress, "10.0.0.3", "10.0.0.1", 0); PACKETS + 9],
             ..pb::Denials::default()

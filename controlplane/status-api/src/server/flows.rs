@@ -77,10 +77,10 @@ pub(super) async fn ask(
     let answers = node_query::ask(hub, peers, question, node, WITHIN).await;
     let parts = answers.parts(|answer| answer.connected.as_ref(), |of| &of.error);
     let (mut found, mut more) = (Vec::new(), 0_u64);
-    for (node, of) in &parts.told {
+    for (node, of) in &parts.reported {
         more = more.saturating_add(of.more);
         let groups = of.groups.iter().take(OF_AGENT);
-        found.extend(groups.filter_map(|group| ToldGroup::read(node, group, ports.len())));
+        found.extend(groups.filter_map(|group| ReportedGroup::read(node, group, ports.len())));
     }
     let names = Names::of(hub, found.iter().map(|found| found.client)).await?;
     if wanted.outside && !names.knows_outside() {
@@ -230,7 +230,7 @@ impl Selection {
         }
     }
 
-    fn covers(&self, found: &ToldGroup<'_>, names: &Names) -> bool {
+    fn covers(&self, found: &ReportedGroup<'_>, names: &Names) -> bool {
         let has =
             |of: &Option<HashSet<IpAddr>>, ip| of.as_ref().is_none_or(|all| all.contains(&ip));
         let is_outside = || names.get(found.client, found.age_s()).kind == pb::ClientKind::Outside;
@@ -295,7 +295,7 @@ fn endpoints_of(
 
 /// A group of an agent's answer.
 #[derive(Debug)]
-struct ToldGroup<'a> {
+struct ReportedGroup<'a> {
     node: &'a NodeName,
     port: usize,
     client: IpAddr,
@@ -304,7 +304,7 @@ struct ToldGroup<'a> {
     group: &'a pb::ConnectedGroup,
 }
 
-impl<'a> ToldGroup<'a> {
+impl<'a> ReportedGroup<'a> {
     /// Reads what an agent says, if it makes sense.
     fn read(node: &'a NodeName, group: &'a pb::ConnectedGroup, ports: usize) -> Option<Self> {
         let port = usize::try_from(group.port).ok()?;

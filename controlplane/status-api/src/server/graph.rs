@@ -58,8 +58,8 @@ pub(super) async fn ask(
     let answers = node_query::ask(hub, peers, question, "", WITHIN).await;
     let parts = answers.parts(|answer| answer.edges.as_ref(), |of| &of.error);
     let mut sums = Sums::default();
-    for (node, told) in &parts.told {
-        sums.add(node, told, most, since_s.into());
+    for (node, reported) in &parts.reported {
+        sums.add(node, reported, most, since_s.into());
     }
     let edges = sums.largest();
     let clients = edges.iter().filter_map(|(key, _)| key.client);
@@ -138,20 +138,20 @@ struct Sums {
 
 impl Sums {
     /// Adds what an agent says, as far as it makes sense: `most` edges at most.
-    fn add(&mut self, node: &NodeName, told: &pb::Edges, most: usize, asked_s: u64) {
-        let seconds = u64::from(told.covered_s);
-        self.more = self.more.saturating_add(told.more);
-        self.more_failed = self.more_failed.saturating_add(told.more_failed);
-        if (seconds + SLACK_S < asked_s || told.lost > 0) && self.partial.len() < PARTIAL {
+    fn add(&mut self, node: &NodeName, reported: &pb::Edges, most: usize, asked_s: u64) {
+        let seconds = u64::from(reported.covered_s);
+        self.more = self.more.saturating_add(reported.more);
+        self.more_failed = self.more_failed.saturating_add(reported.more_failed);
+        if (seconds + SLACK_S < asked_s || reported.lost > 0) && self.partial.len() < PARTIAL {
             self.partial.push(pb::GraphNode {
                 node: node.to_string(),
                 seconds,
-                lost: told.lost,
+                lost: reported.lost,
             });
         }
-        let ports = told.ports.iter().take(most);
+        let ports = reported.ports.iter().take(most);
         let ports: Vec<Option<ServiceKey>> = ports.map(|key| key.clone().try_into().ok()).collect();
-        for edge in told.edges.iter().take(most) {
+        for edge in reported.edges.iter().take(most) {
             let Some(id) = read(edge, &ports) else {
                 continue;
             };

@@ -49,7 +49,7 @@ pub(super) struct Answers {
 /// The parts of answers that a question is about, and who has none.
 #[derive(Debug)]
 pub(super) struct Parts<'a, T> {
-    pub(super) told: Vec<(&'a NodeName, &'a T)>,
+    pub(super) reported: Vec<(&'a NodeName, &'a T)>,
     /// Nodes without an answer are named, 1,000 at most.
     pub(super) asked: Asked,
 }
@@ -61,10 +61,10 @@ impl Answers {
         part: impl Fn(&pb::Inspection) -> Option<&T>,
         error: impl Fn(&T) -> &str,
     ) -> Parts<'_, T> {
-        let (mut told, mut asked) = (Vec::new(), Asked::default());
+        let (mut reported, mut asked) = (Vec::new(), Asked::default());
         for heard in &self.nodes {
             match heard.part(&part, &error) {
-                Ok(found) => told.push((&heard.node, found)),
+                Ok(found) => reported.push((&heard.node, found)),
                 Err(_) if asked.silent.len() == SILENT => asked.more_silent += 1,
                 Err(reason) => asked.silent.push(pb::SilentNode {
                     node: heard.node.to_string(),
@@ -73,9 +73,9 @@ impl Answers {
             }
         }
         asked.asked = self.nodes.len() as u64;
-        asked.answered = told.len() as u64;
+        asked.answered = reported.len() as u64;
         asked.missing_replicas.clone_from(&self.missing);
-        Parts { told, asked }
+        Parts { reported, asked }
     }
 }
 

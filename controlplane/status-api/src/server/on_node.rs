@@ -83,8 +83,12 @@ pub(super) fn around(
     let snapshot = Snapshot::with(hub, others);
     let followed = Followed::new(service.clone());
     let standings = Standings::new(hub, &followed, others);
-    let told = snapshot.nodes().filter(|(name, _)| nodes.contains(*name));
-    let told = told.map(|(name, node)| (name, standings.of(name, node).around));
-    let told: Vec<_> = told.collect();
-    findings::surroundings(told.iter().map(|(name, around)| (*name, around.as_slice())))
+    let reported = snapshot.nodes().filter(|(name, _)| nodes.contains(*name));
+    let reported = reported.map(|(name, node)| (name, standings.of(name, node).around));
+    let reported: Vec<_> = reported.collect();
+    findings::host_findings(
+        reported
+            .iter()
+            .map(|(name, around)| (*name, around.as_slice())),
+    )
 }

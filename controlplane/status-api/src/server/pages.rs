@@ -271,11 +271,11 @@ fn nodes_are_called(hub: &Hub, facts: &[(NodeName, Arc<NodeFacts>)]) -> Option<S
     if !hub.store.head().borrow().synced || (names.is_empty() && !hub.names_are_nodes()) {
         return None;
     }
-    let told = names.iter().take(TOLD).copied().collect::<Vec<_>>();
+    let announced = names.iter().take(TOLD).copied().collect::<Vec<_>>();
     let called = match names.len().saturating_sub(TOLD) {
         0 if names.is_empty() => String::new(),
-        0 => format!(" Known Nodes: {}", told.join(", ")),
-        more => format!(" Known Nodes: {} and {more} more", told.join(", ")),
+        0 => format!(" Known Nodes: {}", announced.join(", ")),
+        more => format!(" Known Nodes: {} and {more} more", announced.join(", ")),
     };
     Some(format!(
         "no Node object has this name; check --node-name of its agent.{called}"
@@ -393,11 +393,11 @@ pub fn census(hub: &Hub) -> Census {
         let record = record.filter(|record| record.connected);
         connected += usize::from(record.is_some());
         let report = record.and_then(|record| record.report.as_deref());
-        let told = report.map_or_else(BTreeSet::new, |report| {
+        let announced = report.map_or_else(BTreeSet::new, |report| {
             let codes = report.findings.iter().map(|finding| finding.code.as_str());
             codes.collect()
         });
-        for code in told {
+        for code in announced {
             // A code that this version does not know makes no series.
             if let Some(count) = findings.get_mut(code) {
                 *count += 1;

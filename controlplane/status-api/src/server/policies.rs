@@ -337,48 +337,48 @@ impl Connection {
             Direction::Egress => (&self.from, "from", "to", &self.to),
         };
         let (subject, other) = (shown(subject, policies), shown(other, policies));
-        let mut told = pb::DirectionJudgement::default();
+        let mut reported = pb::DirectionJudgement::default();
         match verdict {
             Verdict::Itself => {
-                told.set_verdict(pb::PolicyVerdict::Itself);
-                told.reason = "a Pod always reaches itself".to_owned();
+                reported.set_verdict(pb::PolicyVerdict::Itself);
+                reported.reason = "a Pod always reaches itself".to_owned();
             }
             Verdict::NotIsolated => {
-                told.set_verdict(pb::PolicyVerdict::NotIsolated);
-                told.reason =
+                reported.set_verdict(pb::PolicyVerdict::NotIsolated);
+                reported.reason =
                     format!("no policy isolates {subject} for connections {of_subject} it");
             }
             Verdict::Allowed { policy, rule, peer } => {
-                told.set_verdict(pb::PolicyVerdict::Allowed);
-                told.policy = policy.to_string();
+                reported.set_verdict(pb::PolicyVerdict::Allowed);
+                reported.policy = policy.to_string();
                 let facts = policies.policy(policy);
                 let rules = facts.as_ref().map(|facts| rules(&facts.policy, direction));
                 let field = words::field(direction);
-                told.reason = format!("{policy} allows it by spec.{field}[{rule}]");
+                reported.reason = format!("{policy} allows it by spec.{field}[{rule}]");
                 if let Some(rule) = rules.and_then(|rules| rules.get(*rule)) {
-                    told.rule = words::rule(rule, direction);
+                    reported.rule = words::rule(rule, direction);
                     let peers = rule.peers.as_deref().unwrap_or_default();
                     let peer = peer.and_then(|at| peers.get(at));
-                    told.peer = peer.map_or("everybody".to_owned(), words::peer);
+                    reported.peer = peer.map_or("everybody".to_owned(), words::peer);
                 }
             }
-            Verdict::Ruled(ruling) => rule_of_tier(policies, ruling, direction, &mut told),
+            Verdict::Ruled(ruling) => rule_of_tier(policies, ruling, direction, &mut reported),
             Verdict::Denied(isolating) => {
-                told.set_verdict(pb::PolicyVerdict::Denied);
+                reported.set_verdict(pb::PolicyVerdict::Denied);
                 let (protocol, port) = (self.protocol, self.port);
-                told.reason = format!(
+                reported.reason = format!(
                     "no rule of {} allows connections {preposition} {other}, {protocol} {port}; {subject} is isolated \
                      for connections {of_subject} it",
                     words::some(isolating, NAMED)
                 );
                 if let Some(nearest) = self.nearest(policies, direction, &other) {
-                    told.reason.push_str(&nearest);
+                    reported.reason.push_str(&nearest);
                 }
                 let names = isolating.iter().take(ISOLATING);
-                told.isolating = names.map(ToString::to_string).collect();
+                reported.isolating = names.map(ToString::to_string).collect();
             }
         }
-        told
+        reported
     }
 
     /// Names the rule that comes nearest to allowing the connection, and what it lacks.
@@ -405,19 +405,19 @@ fn rule_of_tier(
     policies: &Policies,
     ruling: &Ruling,
     direction: Direction,
-    told: &mut pb::DirectionJudgement,
+    reported: &mut pb::DirectionJudgement,
 ) {
     let (verdict, accepts) = match ruling.action {
         TierAction::Accept | TierAction::Pass => (pb::PolicyVerdict::TierAccepted, "accepts"),
         TierAction::Deny => (pb::PolicyVerdict::TierDenied, "denies"),
     };
-    told.set_verdict(verdict);
-    told.policy = ruling.policy.to_string();
+    reported.set_verdict(verdict);
+    reported.policy = ruling.policy.to_string();
     let before = match ruling.tier {
         Tier::Admin => "",
         Tier::Baseline => "; no NetworkPolicy isolates the Pod",
     };
-    told.reason = format!(
+    reported.reason = format!(
         "ClusterNetworkPolicy {}, spec.{}[{}] ({}, priority {}) {accepts} it{before}",
         ruling.policy,
         words::field(direction),
@@ -429,7 +429,7 @@ fn rule_of_tier(
     let rule = facts
         .as_ref()
         .and_then(|facts| facts.policy.rules(direction).get(ruling.rule));
-    told.rule = rule.map_or_else(String::new, |rule| words::tier_rule(rule, direction));
+    reported.rule = rule.map_or_else(String::new, |rule| words::tier_rule(rule, direction));
 }
 
 fn end(text: &str) -> Result<End, Status> {

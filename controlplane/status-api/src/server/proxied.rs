@@ -51,7 +51,7 @@ fn put_together(ports: &[&PortView], answers: &node_query::Answers) -> pb::Proxi
     let mut all = Vec::new();
     for (index, view) in ports.iter().enumerate() {
         let key: pb::ServiceKey = (&view.port.key).into();
-        for (node, state) in &parts.told {
+        for (node, state) in &parts.reported {
             // An agent that answers about one ServicePort many times counts once.
             let of_port = state.ports.iter().take(PORTS);
             let known = of_port

@@ -88,25 +88,25 @@ impl ServiceOnNode {
     }
 
     /// Reads the answer of another replica.
-    fn of_wire(told: &pb::PeerStanding, answer: &Answer) -> Self {
+    fn of_wire(reported: &pb::PeerStanding, answer: &Answer) -> Self {
         let lag = Lag {
-            state: told.lag(),
-            since_ms: answer.local(told.since_ms),
-            reason: told.reason.clone(),
+            state: reported.lag(),
+            since_ms: answer.local(reported.since_ms),
+            reason: reported.reason.clone(),
         };
         Self {
             lag: (lag.state != LagState::Unspecified).then_some(lag),
-            applied: told.applied_revision,
-            verified: told.verified_revision,
-            wanted: told.wanted_revision,
-            degraded: told.degraded.clone(),
-            last_change: told.last_change.map(|change| pb::ProgrammedChange {
+            applied: reported.applied_revision,
+            verified: reported.verified_revision,
+            wanted: reported.wanted_revision,
+            degraded: reported.degraded.clone(),
+            last_change: reported.last_change.map(|change| pb::ProgrammedChange {
                 at_ms: answer.local(change.at_ms),
                 ..change
             }),
-            has_servers: told.has_servers,
-            avoided: told.avoided.clone(),
-            around: told.around.clone(),
+            has_servers: reported.has_servers,
+            avoided: reported.avoided.clone(),
+            around: reported.around.clone(),
         }
     }
 }
@@ -175,8 +175,8 @@ impl<'a> Standings<'a> {
         let found = self.replicas.get(&answer.epoch);
         let found = found.and_then(|(index, agrees)| Some((agent.services.get(*index)?, *agrees)));
         let nothing = (&pb::PeerStanding::default(), false);
-        let (told, agrees) = found.unwrap_or(nothing);
-        let mut service_on_node = ServiceOnNode::of_wire(told, answer);
+        let (reported, agrees) = found.unwrap_or(nothing);
+        let mut service_on_node = ServiceOnNode::of_wire(reported, answer);
         if !agrees && service_on_node.lag.is_none() {
             service_on_node.lag = Some(Lag {
                 state: LagState::Behind,

@@ -166,15 +166,15 @@ impl StatusService for StatusServer {
             servers::of_all(agents, &name),
             policies::isolated(agents, &name, &detail)
         );
-        let told = (servers, isolated?);
-        let description = description::description(&self.hub, &name, &detail, told, &others);
+        let reported = (servers, isolated?);
+        let description = description::description(&self.hub, &name, &detail, reported, &others);
         Ok(Response::new(description))
     }
 
     async fn explain(&self, request: Request<pb::ExplainRequest>) -> Answer<pb::Explanation> {
         charge(&request, self.nodes_cost())?;
-        let told = self.fate_of(request.into_inner(), false).await?;
-        Ok(Response::new(told.explanation.unwrap_or_default()))
+        let reported = self.fate_of(request.into_inner(), false).await?;
+        Ok(Response::new(reported.explanation.unwrap_or_default()))
     }
 
     async fn try_service(&self, request: Request<pb::ExplainRequest>) -> Answer<pb::TryResponse> {
@@ -191,8 +191,8 @@ impl StatusService for StatusServer {
         let node = node_named(&to.node, &without);
         let text = format!("tried connections to {service} from {node}");
         audit(&request, &Right::Probe, &text);
-        let told = self.fate_of(request.into_inner(), true).await?;
-        Ok(Response::new(told))
+        let reported = self.fate_of(request.into_inner(), true).await?;
+        Ok(Response::new(reported))
     }
 
     type WatchConvergenceStream = ReceiverStream<Result<pb::Convergence, Status>>;

@@ -56,8 +56,8 @@ fn virtual_servers_are_asked_for_as_ipvsadm_does() {
     let add = Command::AddServer(v6, mode("wlc", None));
     assert_eq!(sent(add), NEW_SERVICE_V6);
     // The request contains only the attributes that identify the server.
-    let told = &NEW_SERVICE[16..16 + 2 * 44];
-    let expected = format!("0301000030000180{told}");
+    let reported = &NEW_SERVICE[16..16 + 2 * 44];
+    let expected = format!("0301000030000180{reported}");
     assert_eq!(sent(Command::DeleteServer(v4)), expected);
 }
 

@@ -97,18 +97,21 @@ fn a_cliff_is_held_until_somebody_agrees() {
     let dirty = desired.apply(other.snapshot_update()).unwrap();
     assert_eq!(dirty.services.len(), 5, "new ones are taken");
     assert_eq!((count(&desired), held(&desired)), ((105, 105), (95, 0)));
-    let told = desired.held().unwrap();
-    assert_eq!(told.reason, "95 of 100 Services would be removed at once");
-    assert_eq!(told.examples.len(), 8);
-    assert_eq!(told.examples[0], "shop/s0");
-    assert!(told.since_ms > 0);
+    let reported = desired.held().unwrap();
+    assert_eq!(
+        reported.reason,
+        "95 of 100 Services would be removed at once"
+    );
+    assert_eq!(reported.examples.len(), 8);
+    assert_eq!(reported.examples[0], "shop/s0");
+    assert!(reported.since_ms > 0);
     assert_eq!(desired.resume().unwrap().digest, other.digest());
 
     // More changes of the same kind change nothing.
     other.put(&numbered(120, &[ENDPOINT]));
     desired.apply(other.delta_update()).unwrap();
     assert_eq!((count(&desired), held(&desired)), ((106, 106), (95, 0)));
-    assert_eq!(desired.held().unwrap().since_ms, told.since_ms);
+    assert_eq!(desired.held().unwrap().since_ms, reported.since_ms);
 
     other.confidence = Confirmed;
     let dirty = desired.apply(other.delta_update()).unwrap();
@@ -169,9 +172,9 @@ fn a_whole_picture_after_a_partial_one_may_still_be_a_cliff() {
         desired.apply(other.delta_update()).unwrap(),
         Dirty::default()
     );
-    let told = desired.held().unwrap();
+    let reported = desired.held().unwrap();
     assert_eq!(
-        (told.services, &*told.reason),
+        (reported.services, &*reported.reason),
         (35, "35 of 40 Services would be removed at once")
     );
     // Services that are named again, or deleted by name, are not kept.

@@ -120,10 +120,11 @@ fn a21_node_ports_stay_on_the_last_known_address() {
     let mut rig = Rig::settled([svc("a", &[]), node("z1")]);
     let at = |rig: &Rig| {
         let ips = rig.script.lock().nodes[&Family::V4].nodeport_ips.clone();
-        let told = rig.core.report().findings;
+        let reported = rig.core.report().findings;
         (
             ips,
-            told.into_iter()
+            reported
+                .into_iter()
                 .map(|finding| finding.severity)
                 .collect::<Vec<_>>(),
         )
@@ -170,17 +171,17 @@ fn np19_pods_outside_of_known_ranges_are_found() {
     };
     assert_eq!(found(&rig), [""; 0], "there is no policy");
     rig.put(&policy);
-    let told = found(&rig);
+    let reported = found(&rig);
     assert!(
-        told.len() == 1 && told[0].starts_with("1 of 1 Pods"),
-        "{told:?}"
+        reported.len() == 1 && reported[0].starts_with("1 of 1 Pods"),
+        "{reported:?}"
     );
     rig.put(&pod("10.0.1.7"));
     assert_eq!(found(&rig), [""; 0]);
     rig.put(&node_with_pods(&[]));
-    let told = found(&rig);
+    let reported = found(&rig);
     assert!(
-        told.len() == 1 && told[0].contains("10.0.1.0/24 any more"),
-        "{told:?}"
+        reported.len() == 1 && reported[0].contains("10.0.1.0/24 any more"),
+        "{reported:?}"
     );
 }

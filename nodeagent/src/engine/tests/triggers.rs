@@ -39,7 +39,7 @@ impl Rig {
     }
 
     /// Returns `number: id after milliseconds` of the report.
-    fn told(&self) -> Vec<String> {
+    fn reported(&self) -> Vec<String> {
         let triggers = self.core.report().triggers;
         let text = |one: &crate::report::TriggerProgrammed| {
             assert_eq!(one.epoch, EPOCH);
@@ -60,13 +60,13 @@ fn h_latency_is_from_the_trigger_to_the_acknowledgement() {
     rig.triggered(&[svc("a", &["10.0.0.1:80"])], &first);
     assert_eq!(rig.observed(Family::V4), (2.0, 2));
     assert_eq!(rig.observed(Family::V6), (0.0, 0));
-    assert_eq!(rig.told(), ["1: 7 after 1500", "2: 8 after 500"]);
+    assert_eq!(rig.reported(), ["1: 7 after 1500", "2: 8 after 500"]);
     // Each trigger counts once, and no time is negative.
     rig.put(&svc("a", &[]));
     rig.triggered(&[svc6("a", &[])], &[trigger(9, Family::V6, now + 2_000)]);
     assert_eq!(rig.observed(Family::V4), (2.0, 2));
     assert_eq!(rig.observed(Family::V6), (0.0, 1));
-    assert_eq!(rig.told()[2..], ["3: 9 after 0"]);
+    assert_eq!(rig.reported()[2..], ["3: 9 after 0"]);
 }
 
 #[test]
@@ -81,7 +81,11 @@ fn h_a_family_that_fails_observes_nothing_until_it_succeeds() {
             trigger(2, Family::V6, now - 100),
         ],
     );
-    assert_eq!(rig.told(), ["1: 1 after 100"], "the other family goes on");
+    assert_eq!(
+        rig.reported(),
+        ["1: 1 after 100"],
+        "the other family goes on"
+    );
     // Another change while it waits, and then the kernel takes everything.
     rig.triggered(
         &[svc6("a", &["[fd00::3]:80"])],
@@ -95,7 +99,7 @@ fn h_a_family_that_fails_observes_nothing_until_it_succeeds() {
         format!("2: 2 after {}", waited + 100),
         format!("3: 3 after {}", waited + 40),
     ];
-    assert_eq!(rig.told()[1..], expected);
+    assert_eq!(rig.reported()[1..], expected);
     assert_eq!(rig.observed(Family::V6).1, 2);
 }
 
@@ -114,9 +118,13 @@ fn what_waits_and_what_is_remembered_is_bounded() {
     rig.script.set(|script| script.broken.clear());
     rig.next();
     assert_eq!(rig.observed(Family::V4).1, 1_024, "the newest of 4,000");
-    let told = rig.told();
-    assert_eq!(told.len(), 64);
-    assert!(told[63].starts_with("1024: 3999 after "), "{}", told[63]);
+    let reported = rig.reported();
+    assert_eq!(reported.len(), 64);
+    assert!(
+        reported[63].starts_with("1024: 3999 after "),
+        "{}",
+        reported[63]
+    );
 }
 
 /// An update that is not taken is not measured.

@@ -55,14 +55,14 @@ fn the_way_to_the_control_plane_is_withheld_and_given_back() {
     };
     rig.core.configure(settings, rig.now);
     assert_eq!(held(&rig).0, 2);
-    let told = reasons(&rig);
-    assert_eq!(told.len(), 1);
+    let reported = reasons(&rig);
+    assert_eq!(reported.len(), 1);
     assert!(
-        told[0]
+        reported[0]
             .0
             .starts_with("198.18.0.0:7465/TCP is where kplane's control plane listens")
     );
-    assert!(told[0].1, "its ClusterIP is served");
+    assert!(reported[0].1, "its ClusterIP is served");
     // The reservation also applies to later Services, and ends with the settings.
     rig.put(&port("hijacker", 7465, 2, 1));
     assert_eq!((held(&rig).0, reasons(&rig).len()), (3, 1));
@@ -80,14 +80,14 @@ fn a_service_that_asks_for_too_much_is_cut_as_a_whole_and_the_others_are_served(
         places <= MAX_SERVICE_PLACES + 1 && places > MAX_SERVICE_PLACES - 9,
         "{places}"
     );
-    let told = reasons(&rig);
-    assert_eq!(told.len(), 9);
+    let reported = reasons(&rig);
+    assert_eq!(reported.len(), 9);
     assert!(
-        told[0]
+        reported[0]
             .0
             .contains("served at 1819 of 2000 external addresses, with 1 of 1 endpoints")
     );
-    assert!(told.iter().all(|(_, degraded)| *degraded));
+    assert!(reported.iter().all(|(_, degraded)| *degraded));
     // With one port less the Service fits, and ports that were not touched are planned again too.
     rig.plane.delete(&key_of_port("big", 9));
     rig.delta();

@@ -29,7 +29,7 @@ const CONNECTIONS: Connections = Connections {
     inactive: u64::MAX,
 };
 
-fn told(servers: u16, reals: u16) -> Inspection {
+fn reported(servers: u16, reals: u16) -> Inspection {
     let real = |n| RealServer {
         at: at(n),
         weight: u32::MAX,
@@ -52,7 +52,7 @@ fn told(servers: u16, reals: u16) -> Inspection {
 #[test]
 fn an_answer_stays_below_the_size_of_a_message_and_says_what_it_lacks() {
     for (servers, reals, left) in [(1, 1024, 0), (1, 5000, 3976), (300, 50, 13_976)] {
-        let answer = inspection(7, Some(told(servers, reals)));
+        let answer = inspection(7, Some(reported(servers, reals)));
         assert_eq!((answer.token, answer.more), (7, left));
         let listed: usize = answer.servers.iter().map(|s| s.real_servers.len()).sum();
         assert_eq!(listed, MAX_REAL_SERVERS);

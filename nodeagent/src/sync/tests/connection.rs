@@ -133,9 +133,9 @@ async fn an_agent_says_which_nodes_it_reaches() {
         ..pb::Inspect::default()
     }));
     loop {
-        if let agent_message::Kind::Inspection(told) = server.heard().await.unwrap() {
+        if let agent_message::Kind::Inspection(reported) = server.heard().await.unwrap() {
             assert_eq!(
-                (told.token, told.reached.unwrap().nodes),
+                (reported.token, reported.reached.unwrap().nodes),
                 (7, vec![true, false])
             );
             return;

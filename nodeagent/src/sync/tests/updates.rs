@@ -169,7 +169,7 @@ async fn h_programmed_triggers_are_told_once() {
         family: pb::Family::Ipv4.into(),
         at_ms: 1,
     };
-    let told = |report: pb::Report| {
+    let announced = |report: pb::Report| {
         let triggers = report.triggers_programmed.into_iter();
         triggers.map(|one| one.id).collect::<Vec<_>>()
     };
@@ -182,16 +182,16 @@ async fn h_programmed_triggers_are_told_once() {
         at_ms: 1,
     });
     server.update(plane.delta());
-    assert_eq!(told(server.applied(2).await), [5, 6]);
+    assert_eq!(announced(server.applied(2).await), [5, 6]);
     plane.put(&svc("a", &["10.0.0.2:80"]));
     plane.triggers = vec![trigger(8)];
     server.update(plane.delta());
-    assert_eq!(told(server.applied(3).await), [8]);
+    assert_eq!(announced(server.applied(3).await), [8]);
     drop(server);
     // A reconnect does not repeat them.
     let mut server = rig.opened().await;
     server.welcome(EPOCH);
-    assert_eq!(told(server.report(|_| true).await), [0; 0]);
+    assert_eq!(announced(server.report(|_| true).await), [0; 0]);
 }
 
 fn active(report: &pb::Report) -> Option<u64> {
@@ -318,13 +318,16 @@ async fn a_question_about_a_service_is_answered_with_its_token() {
             name: "web".to_owned(),
             ..pb::Inspect::default()
         }));
-        let told = loop {
+        let announced = loop {
             let heard = server.heard().await.unwrap();
-            if let agent_message::Kind::Inspection(told) = heard {
-                break told;
+            if let agent_message::Kind::Inspection(announced) = heard {
+                break announced;
             }
         };
-        assert_eq!((told.token, &*told.error), (token, "about shop/web"));
+        assert_eq!(
+            (announced.token, &*announced.error),
+            (token, "about shop/web")
+        );
     }
 }
 

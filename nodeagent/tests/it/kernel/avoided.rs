@@ -84,7 +84,7 @@ fn connect(at: Ipv4Addr) {
 
 /// Returns what a replica says about the endpoints of the Service: severity, nodes and text; `None` if it was asked too
 /// often.
-fn told(runtime: &Runtime, status: u16) -> Option<Vec<(Severity, Vec<String>, String)>> {
+fn reported(runtime: &Runtime, status: u16) -> Option<Vec<(Severity, Vec<String>, String)>> {
     let request = pb::DescribeServiceRequest {
         namespace: "shop".to_owned(),
         name: "web".to_owned(),
@@ -137,15 +137,15 @@ fn u53_nodes_that_avoid_the_same_endpoint_warn_the_fleet() {
                 TcpStream::connect((at, NODE_PORT)).ok()
             });
         }
-        let first = eventually("an answer", || told(&runtime, REPLICAS[0].1));
+        let first = eventually("an answer", || reported(&runtime, REPLICAS[0].1));
         assert_eq!(first, []);
 
         let says = |severity: Severity, nodes: &[&str]| {
             for (_, status) in REPLICAS {
                 let what = format!("{status} says {severity:?} about {nodes:?}");
                 eventually(&what, || {
-                    let told = told(&runtime, status)?;
-                    let [(is, of, text)] = told.as_slice() else {
+                    let reported = reported(&runtime, status)?;
+                    let [(is, of, text)] = reported.as_slice() else {
                         return None;
                     };
                     assert!(text.contains(&format!("{HERE}:{dead}")), "{text}");
@@ -165,7 +165,9 @@ fn u53_nodes_that_avoid_the_same_endpoint_warn_the_fleet() {
             }
             REPLICAS
                 .iter()
-                .all(|(_, status)| told(&runtime, *status).is_some_and(|told| told.is_empty()))
+                .all(|(_, status)| {
+                    reported(&runtime, *status).is_some_and(|reported| reported.is_empty())
+                })
                 .then_some(())
         });
     });

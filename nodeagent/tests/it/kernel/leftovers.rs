@@ -286,8 +286,8 @@ fn i4_rules_that_an_agent_cannot_remove_are_told_until_they_are_gone() {
         let mut agent = Agent::spawn(without_programs(&[&flags[..], &ports].concat()));
         let lines = agent.until("cannot remove rules that lead packets as well as kplane's");
         assert!(has(&lines, "removed what kube-proxy left"), "{lines:#?}");
-        let told = lines.last().unwrap()["fields"]["problem"].to_string();
-        assert!(told.contains("agent.variant=iptables"), "{told}");
+        let reported = lines.last().unwrap()["fields"]["problem"].to_string();
+        assert!(reported.contains("agent.variant=iptables"), "{reported}");
         assert!(!ruleset().contains("KUBE-SERVICES"));
         agent.stop();
     });

@@ -35,14 +35,14 @@ fn i7_what_is_served_no_more_is_told() {
             .unwrap();
         assert_eq!(output.status.code(), Some(2));
         let stdout = String::from_utf8(output.stdout).unwrap();
-        let told = "No longer served: node ports 30080 on 127.0.0.1, 192.0.2.7, except";
-        assert!(stdout.contains(told), "{stdout}");
+        let reported = "No longer served: node ports 30080 on 127.0.0.1, 192.0.2.7, except";
+        assert!(stdout.contains(reported), "{stdout}");
 
         let manifests = TempDir::new().unwrap();
         let mut agent = Agent::start_with(manifests.path(), &["--config", config]);
         let lines = agent.until("update applied");
         let text = |line: &Value| line["fields"]["message"].to_string();
-        let warned = lines.iter().find(|line| text(line).contains(told));
+        let warned = lines.iter().find(|line| text(line).contains(reported));
         assert_eq!(warned.unwrap()["level"], "WARN", "{lines:#?}");
         agent.stop();
     });

@@ -76,9 +76,9 @@ impl Balancer {
             routes: BTreeMap::new(),
         };
         let stop = Arc::new(AtomicBool::new(false));
-        let told = stop.clone();
+        let reported = stop.clone();
         let thread = cluster.ns().spawn(move || {
-            while !told.load(Ordering::Relaxed) {
+            while !reported.load(Ordering::Relaxed) {
                 let round = work.round();
                 work.note(round);
                 thread::sleep(PAUSE);

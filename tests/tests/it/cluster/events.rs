@@ -112,8 +112,11 @@ pub(crate) fn without_the_right_to_write_events_everything_else_goes_on() -> Res
         world.settle()?;
         ensure!(plane.ended().is_err(), "it has ended");
         let issues = plane.issues()?;
-        let told = |name: &str| issues.iter().any(|issue| issue.contains(name));
-        ensure!(told("default/after") && !told("events"), "{issues:?}");
+        let reported = |name: &str| issues.iter().any(|issue| issue.contains(name));
+        ensure!(
+            reported("default/after") && !reported("events"),
+            "{issues:?}"
+        );
         ensure!(complaints(world)? == 1, "{}", world.logged("plane-2")?);
 
         world.restart_agent(NODE, 0)?;

@@ -132,9 +132,9 @@ fn shown(planes: &[Plane], node: &str, state: NodeState) -> Result<()> {
             let found = fleet.nodes.iter().find(|found| found.name == node);
             let found = found.context("no such node")?;
             ensure!(found.state() == state, "{found:?}");
-            let told = found.report.as_ref().is_some_and(|report| report.frozen);
+            let reported = found.report.as_ref().is_some_and(|report| report.frozen);
             ensure!(
-                told == (state == NodeState::Frozen),
+                reported == (state == NodeState::Frozen),
                 "the agent does not say so"
             );
         }

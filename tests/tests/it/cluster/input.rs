@@ -39,8 +39,8 @@ pub(crate) fn control_planes_know_their_cluster() -> Result<()> {
         let uid = namespace["metadata"]["uid"].as_str().unwrap_or_default();
         eventually(DEADLINE, "the control plane has read it", || {
             let log = world.logged("plane-0")?;
-            let told = log.contains("identified the cluster") && log.contains(uid);
-            ensure!(told && !uid.is_empty(), "{uid:?}: {log}");
+            let reported = log.contains("identified the cluster") && log.contains(uid);
+            ensure!(reported && !uid.is_empty(), "{uid:?}: {log}");
             Ok(())
         })
     })

@@ -22,7 +22,7 @@ const UNORDERED: [&str; 4] = [
     "KUBE-PROXY-FIREWALL",
 ];
 /// Differences that are told.
-const TOLD: usize = 20;
+const REPORTED: usize = 20;
 
 /// The rules of every chain, by table and name.
 type Chains = BTreeMap<(String, String), Vec<String>>;
@@ -51,7 +51,7 @@ pub(crate) fn are_the_same(theirs: &Stand, ours: &Stand) -> Result<()> {
                     differences.is_empty(),
                     "{} chains differ:\n{}",
                     differences.len(),
-                    differences[..differences.len().min(TOLD)].join("\n")
+                    differences[..differences.len().min(REPORTED)].join("\n")
                 );
                 Ok(ours)
             })?;

@@ -1,7 +1,7 @@
 //! Compares what both proxies do, and knows which differences are meant.
 
 use crate::conformance::expected::{DIFFERENCES, Difference};
-use crate::conformance::fate::{Fate, Packet, told};
+use crate::conformance::fate::{Fate, Packet, reported};
 use crate::conformance::proxy::Mode;
 use crate::conformance::scenario::Scenario;
 
@@ -41,8 +41,8 @@ impl Compared<'_> {
              -p kplane-tests --test it -- conformance {}",
             self.scenario.name,
             self.packet,
-            told(&self.kube_proxy),
-            told(&self.kplane),
+            reported(&self.kube_proxy),
+            reported(&self.kplane),
             self.scenario.words,
             crate::conformance::run::ONLY_VAR,
             self.scenario

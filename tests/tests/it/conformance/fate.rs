@@ -141,7 +141,7 @@ fn only_hit(fate: &Fate) -> Option<(SocketAddr, Whom)> {
 }
 
 /// In words.
-pub(crate) fn told(fate: &Fate) -> String {
+pub(crate) fn reported(fate: &Fate) -> String {
     let ends: Vec<String> = fate.iter().map(ToString::to_string).collect();
     ends.join(", ")
 }

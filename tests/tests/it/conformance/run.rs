@@ -36,7 +36,7 @@ const STARTS: usize = 8;
 /// How long a proxy may take to cut flows that a change made stale, on a busy machine.
 const STALE: Duration = Duration::from_secs(30);
 /// Differences that are told in full.
-const TOLD: usize = 40;
+const REPORTED: usize = 40;
 
 /// What came out so far.
 struct Tally {
@@ -329,7 +329,7 @@ fn compare<'a>(
     for ((n, kube_proxy), kplane) in again.into_iter().zip(kube_proxy).zip(kplane) {
         (all[n].kube_proxy, all[n].kplane) = (kube_proxy, kplane);
     }
-    for n in doubtful(&all).into_iter().take(TOLD) {
+    for n in doubtful(&all).into_iter().take(REPORTED) {
         let [kube_proxy, kplane] = both(&[plain[n]], ALONE)?;
         let (one, other) = (kube_proxy.into_iter().next(), kplane.into_iter().next());
         (all[n].kube_proxy, all[n].kplane) = (one.unwrap_or_default(), other.unwrap_or_default());
@@ -439,17 +439,17 @@ impl Tally {
 
     /// Fails when something differs that should not, or no longer differs though it is said to.
     fn judge(&self, complete: bool) -> Result<()> {
-        let told: Vec<&str> = self
+        let reported: Vec<&str> = self
             .unexpected
             .iter()
-            .take(TOLD)
+            .take(REPORTED)
             .map(String::as_str)
             .collect();
         ensure!(
-            told.is_empty(),
+            reported.is_empty(),
             "{} packets meet another fate with kplane:\n{}",
             self.unexpected.len(),
-            told.join("\n")
+            reported.join("\n")
         );
         for (index, difference) in self.differences() {
             let met = !complete || !difference.always || self.expected.contains_key(&index);

@@ -79,7 +79,7 @@ pub(crate) fn i4_nobody_notices_the_way_from_kube_proxy_to_kplane_and_back() -> 
         traffic.goes_on(20)?;
         journey.is_as_if_alone(proxy)?;
         let took = begin.elapsed();
-        println!("{} after {took:.1?}: {}", proxy.name(), traffic.told());
+        println!("{} after {took:.1?}: {}", proxy.name(), traffic.reported());
     }
     traffic.none_lost()
 }
@@ -224,7 +224,7 @@ impl Traffic {
         Ok(())
     }
 
-    fn told(&self) -> String {
+    fn reported(&self) -> String {
         let reports = self.loads.iter().map(|(_, load)| load.report());
         let (ok, lost) = reports.fold((0, 0), |(ok, lost), r| (ok + r.ok(), lost + r.lost()));
         format!("{ok} connections so far, {lost} failed")

@@ -53,7 +53,7 @@ const SILENT_THREADS: usize = 48;
 /// Cases of a world about which a kernel that lists everything is asked.
 const LISTED: usize = 40;
 /// Failures that are told in full.
-const TOLD: usize = 12;
+const REPORTED: usize = 12;
 
 /// A case in a world.
 #[derive(Clone, Copy, Debug)]
@@ -104,7 +104,7 @@ fn one(text: &str) -> Result<()> {
         choice: choice.parse()?,
     };
     let case = play_it.choice.case();
-    println!("{case}\nexpected: {}", told(&expect(&case)));
+    println!("{case}\nexpected: {}", reported(&expect(&case)));
     let wrong = play(case.setup, &[play_it])?;
     report(&wrong, 1, "")
 }
@@ -122,7 +122,7 @@ fn report(wrong: &[String], cases: usize, seed: &str) -> Result<()> {
         wrong.len(),
         wrong
             .iter()
-            .take(TOLD)
+            .take(REPORTED)
             .cloned()
             .collect::<Vec<_>>()
             .join("\n")
@@ -477,7 +477,7 @@ impl Watcher<'_> {
             "* {case}\n  expected: {expected}\n  seen: {error:#}\n  before: {life}\n  only this: \
              {CASE_VAR}={before}then{choice} cargo test -p kplane-tests --test it -- netns generated",
             case = self.case,
-            expected = told(self.expected),
+            expected = reported(self.expected),
             life = before.case(),
         )
     }
@@ -491,7 +491,7 @@ fn is_node_1(ip: IpAddr) -> bool {
     vip || ip == second_ip(family) || ip == kplane_tests::support::node_ip(1, family)
 }
 
-fn told(expected: &Expected) -> String {
+fn reported(expected: &Expected) -> String {
     let fate = match &expected.fate {
         Fate::Reach {
             endpoints,

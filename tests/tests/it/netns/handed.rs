@@ -130,10 +130,10 @@ pub(crate) fn a_service_with_the_nodes_address_stays_the_kernels() -> Result<()>
     let own = Ep::new(1, Family::ALL.map(|family| node_ip(1, family))).port(NOTHING);
     let with_node = pods.clone().endpoints([ep("a"), own]);
     let done = world.first()?.update(&[with_node])?;
-    let is_told =
+    let is_reported =
         |failure: &Failure| failure.degraded && failure.reason.contains("--userspace-endpoints");
     ensure!(
-        done.failures.len() == 2 && done.failures.iter().all(is_told),
+        done.failures.len() == 2 && done.failures.iter().all(is_reported),
         "{done:?}"
     );
     let before = led(&mut world)?;

@@ -153,16 +153,16 @@ pub(crate) fn a_service_at_the_control_planes_place_locks_no_agent_out() -> Resu
             let holds = |services: u64, failing: bool| {
                 eventually(DEADLINE, "the agent holds what it must", || {
                     let report = reports.borrow();
-                    let told = report.failures.iter().map(|failure| failure.reason.clone());
-                    let told: Vec<_> = told.collect();
+                    let reported = report.failures.iter().map(|failure| failure.reason.clone());
+                    let reported: Vec<_> = reported.collect();
                     let right = report.counts.services == services
                         && report.applied.is_some()
                         && report.applied == report.held
-                        && told
+                        && reported
                             .iter()
                             .any(|why| why.contains("kplane's control plane"))
                             == failing;
-                    ensure!(right, "{:?} {told:?}", report.counts);
+                    ensure!(right, "{:?} {reported:?}", report.counts);
                     Ok(())
                 })
             };

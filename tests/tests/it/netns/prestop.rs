@@ -424,8 +424,9 @@ pub(crate) fn a_pod_that_serves_at_the_port_of_hooks_is_left_alone() -> Result<(
     eventually(DEADLINE, "the node says so", || {
         let report = agents[0].report();
         let mut findings = report.findings.iter();
-        let told = findings.any(|one| one.text.contains(&format!("such as {b}")));
-        told.then_some(())
+        let reported = findings.any(|one| one.text.contains(&format!("such as {b}")));
+        reported
+            .then_some(())
             .ok_or_else(|| format!("{:?}", report.findings))
     })?;
     answers(&node, a)?;

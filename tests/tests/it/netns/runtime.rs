@@ -136,8 +136,12 @@ pub(crate) fn a21_node_ports_stay_restricted_when_the_node_goes() -> Result<()> 
         ensure!(at == [[first, second]; 2], "{what}: {at:?}");
         let report = cluster.reports().swap_remove(0);
         let mut findings = report.findings.iter();
-        let told = findings.any(|finding| finding.code == Reason::NodeAddressUnknown);
-        ensure!(told != (what == "named"), "{what}: {:?}", report.findings);
+        let reported = findings.any(|finding| finding.code == Reason::NodeAddressUnknown);
+        ensure!(
+            reported != (what == "named"),
+            "{what}: {:?}",
+            report.findings
+        );
         Ok(())
     };
     cluster.apply(&with_pods(load_balancer(1), &["a"]))?;

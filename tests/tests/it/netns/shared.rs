@@ -90,7 +90,7 @@ fn contested(at: At, contest: fn(&mut Value)) -> Result<()> {
     reaches(&world.net, Client::PodHere, 1, At::ClusterIp, &["a"])?;
     reaches(&world.net, Client::PodHere, 2, At::ClusterIp, &["b"])?;
     let issues = cluster.issues();
-    let told = |family: Family| {
+    let reported = |family: Family| {
         let mut issues = issues.iter();
         issues.any(|issue| {
             let owner = format!("belongs to test/svc-2:web/TCP ({family})");
@@ -98,7 +98,7 @@ fn contested(at: At, contest: fn(&mut Value)) -> Result<()> {
         })
     };
     ensure!(
-        Family::ALL.into_iter().all(told) && issues.len() == 2,
+        Family::ALL.into_iter().all(reported) && issues.len() == 2,
         "{issues:?}"
     );
     let failures = cluster.failures();

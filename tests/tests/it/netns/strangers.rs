@@ -212,10 +212,10 @@ pub(crate) fn what_others_do_to_our_table_is_found_and_repaired() -> Result<()> 
     let mut world = World::serving(Setup::PodRanges, &services)?;
     let node = world.node(1)?.clone();
     for (what, command) in TAMPERINGS {
-        for told in [true, false] {
+        for reported in [true, false] {
             nft(&node, command).context(what)?;
             let first = world.first()?;
-            let seen = match told {
+            let seen = match reported {
                 true => first.repair()?,
                 false => vec![first.verify(Family::V4)?, first.verify(Family::V6)?],
             };

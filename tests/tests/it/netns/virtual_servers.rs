@@ -209,9 +209,12 @@ pub(crate) fn d5_what_drains_is_in_the_report() -> Result<()> {
     })?;
 
     cluster.apply(&with_pods(service(1), &["b"]))?;
-    let told = cluster.inspect(1, &name)?;
-    ensure!(told.error.is_empty() && told.servers.len() == 2, "{told:?}");
-    for (family, server) in Family::ALL.into_iter().zip(&told.servers) {
+    let announced = cluster.inspect(1, &name)?;
+    ensure!(
+        announced.error.is_empty() && announced.servers.len() == 2,
+        "{announced:?}"
+    );
+    for (family, server) in Family::ALL.into_iter().zip(&announced.servers) {
         let real = |pod: &str, weight, active| RealServer {
             at: ep(pod).address(family).into(),
             weight,

@@ -114,8 +114,8 @@ fn a_node_that_nobody_reaches_is_suspected_until_one_does() {
     assert_eq!((&*round.about, round.asked.len()), ("n3", 5));
     cluster.answer(round, missing);
     assert_eq!(cluster.suspected(), ["n3"]);
-    let told = cluster.judge.suspected()["n3"].clone();
-    assert_eq!((told.missed, told.asked), (5, 5));
+    let reported = cluster.judge.suspected()["n3"].clone();
+    assert_eq!((reported.missed, reported.asked), (5, 5));
     // It is asked again, and one neighbour is enough.
     let rounds: Vec<_> = (0..6).flat_map(|_| cluster.look()).collect();
     let [round] = &*rounds else {
@@ -144,7 +144,7 @@ fn the_stream_takes_it_back() {
 
 #[test]
 fn a_word_counts_only_if_another_node_is_reached_and_if_nearly_all_answer() {
-    let told = |nodes, word: fn(usize, &AskedNode) -> Option<Word>| {
+    let reported = |nodes, word: fn(usize, &AskedNode) -> Option<Word>| {
         let mut cluster = Cluster::new(nodes, 0);
         cluster.fall_silent([0]);
         let rounds = cluster.look();
@@ -161,32 +161,32 @@ fn a_word_counts_only_if_another_node_is_reached_and_if_nearly_all_answer() {
         assert_eq!(cluster.judge.holds.is_none(), suspects, "it says why");
         suspects
     };
-    assert!(told(6, |_, asked| missing(asked)));
-    assert!(told(6, |at, asked| if at < 2 {
+    assert!(reported(6, |_, asked| missing(asked)));
+    assert!(reported(6, |at, asked| if at < 2 {
         Some(Word::Present)
     } else {
         missing(asked)
     }));
-    assert!(!told(6, |at, asked| if at < 3 {
+    assert!(!reported(6, |at, asked| if at < 3 {
         Some(Word::Present)
     } else {
         missing(asked)
     }));
     assert!(
-        !told(6, |at, asked| missing(asked).filter(|_| at > 0)),
+        !reported(6, |at, asked| missing(asked).filter(|_| at > 0)),
         "one of five is silent"
     );
     assert!(
-        told(40, |at, asked| missing(asked).filter(|_| at > 1)),
+        reported(40, |at, asked| missing(asked).filter(|_| at > 1)),
         "two of sixteen are"
     );
     assert!(
-        !told(40, |at, asked| missing(asked).filter(|_| at < 13)),
+        !reported(40, |at, asked| missing(asked).filter(|_| at < 13)),
         "three of sixteen are"
     );
     // Two others are the fewest.
-    assert!(told(3, |_, asked| missing(asked)));
-    assert!(!told(3, |at, asked| if at == 0 {
+    assert!(reported(3, |_, asked| missing(asked)));
+    assert!(!reported(3, |at, asked| if at == 0 {
         Some(Word::Present)
     } else {
         missing(asked)

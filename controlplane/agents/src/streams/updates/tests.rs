@@ -64,8 +64,8 @@ impl Stream {
         let begun = Session::begin(&hub.fleet, &NODE.into(), &Hello::default(), String::new());
         let session = begun.unwrap().0;
         let (postman, mailbox) = mailbox();
-        let (told, dispatch) = (hub.store.freshness(), session.dispatch());
-        let updates = Updates::new(hub, NODE.into(), false, claim, told, dispatch);
+        let (announced, dispatch) = (hub.store.freshness(), session.dispatch());
+        let updates = Updates::new(hub, NODE.into(), false, claim, announced, dispatch);
         postman.open(pb::Welcome::default(), updates, 1);
         Self {
             postman: Some(postman),

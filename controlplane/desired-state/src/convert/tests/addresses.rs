@@ -76,7 +76,7 @@ fn a5_external_ips_outside_of_the_operators_ranges_are_refused() {
     };
     assert_eq!(texts(&v4.external_ips), ["192.0.2.1", "192.0.2.2"]);
     assert_eq!(texts(&v6.external_ips), ["2001:db8::1"]);
-    let told: Vec<_> = converted.issues.iter().map(|i| i.reason.as_str()).collect();
+    let reported: Vec<_> = converted.issues.iter().map(|i| i.reason.as_str()).collect();
     let refused = |ip: &str| {
         format!(
             "spec.externalIPs: {ip} is outside of the ranges that this cluster allows \
@@ -84,7 +84,7 @@ fn a5_external_ips_outside_of_the_operators_ranges_are_refused() {
         )
     };
     let expected = ["192.0.2.128", "198.51.100.1", "2001:db9::1"].map(refused);
-    assert_eq!(told, expected);
+    assert_eq!(reported, expected);
     // No ranges = all of them.
     let converted = with_external_ips(ips, &ExternalIps::new(true, Vec::new()));
     assert!(converted.issues.is_empty(), "{:?}", converted.issues);

@@ -202,8 +202,8 @@ fn nobody_but_its_own_service_gets_the_api_servers_place() {
     let change = delete(&mut index, &endpoints);
     assert_eq!(served(&change), ["192.0.2.9:6443", "192.0.2.9:9999"]);
     let server = "192.0.2.9:6443".parse().unwrap();
-    let told = Event::ApiServer(BTreeSet::from([server]));
-    let change = index.apply(batch(vec![told])).publication.unwrap();
+    let reported = Event::ApiServer(BTreeSet::from([server]));
+    let change = index.apply(batch(vec![reported])).publication.unwrap();
     assert_eq!(served(&change), ["192.0.2.9:9999"]);
     delete(&mut index, &hijacker);
     assert_eq!(served(&apply(&mut index, &api)), ["192.0.2.9:6443"]);

@@ -140,7 +140,7 @@ async fn credentials_are_read_again() {
 /// After a reboot the ClusterIP does not work, because the proxy that would program it waits for the API server.
 #[test]
 fn a_pod_hears_of_the_trap_that_its_address_is() {
-    let told = |master: Option<&str>| {
+    let reported = |master: Option<&str>| {
         let master = master.map(str::to_owned);
         let failure = Failure::Unreachable("timed out".to_owned());
         match (Access::InCluster { master }).explain(failure) {
@@ -148,12 +148,12 @@ fn a_pod_hears_of_the_trap_that_its_address_is() {
             other => panic!("{other:?}"),
         }
     };
-    let why = told(None);
+    let why = reported(None);
     assert!(
         why.starts_with("timed out; ") && why.contains("KPLANE_API_SERVER"),
         "{why}"
     );
-    assert_eq!(told(Some("https://192.0.2.1:6443")), "timed out");
+    assert_eq!(reported(Some("https://192.0.2.1:6443")), "timed out");
     let other = (Access::InCluster { master: None }).explain(Failure::Unauthorized);
     assert_eq!(other, Failure::Unauthorized);
 }

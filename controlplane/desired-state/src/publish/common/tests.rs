@@ -54,23 +54,23 @@ fn decode(bytes: &[u8]) -> Update {
 }
 
 /// Returns the update that an agent at a cursor gets alone.
-fn alone(store: &Store, node: &str, mut cursor: Cursor, told: &Freshness) -> Update {
+fn alone(store: &Store, node: &str, mut cursor: Cursor, sent: &Freshness) -> Update {
     let mut piece = store.collect(node, &mut cursor);
     let end = piece.end.take().unwrap();
-    let news = end.freshness.news(told);
+    let news = end.freshness.news(sent);
     decode(&message(piece, false, Some(update_end(end, news))))
 }
 
 /// Returns the update that an agent shares with others, which must equal the one that it gets alone.
-fn shared(store: &Store, node: &str, base: u64, told: &Arc<Freshness>) -> Option<Ready> {
+fn shared(store: &Store, node: &str, base: u64, sent: &Arc<Freshness>) -> Option<Ready> {
     let mut cursor = Cursor::at(base);
-    let Some(ready) = store.take_common(node, &mut cursor, told) else {
+    let Some(ready) = store.take_common(node, &mut cursor, sent) else {
         assert_eq!(cursor, Cursor::at(base), "the cursor stays");
         return None;
     };
     let rest = ready.rest.clone().unwrap_or_default();
     let update = decode(&[&ready.first[..], &rest[..]].concat());
-    assert_eq!(update, alone(store, node, Cursor::at(base), told), "{node}");
+    assert_eq!(update, alone(store, node, Cursor::at(base), sent), "{node}");
     assert_eq!(cursor, Cursor::at(ready.mark.revision));
     Some(ready)
 }
@@ -88,7 +88,7 @@ fn store_with(nodes: &[NodeFacts]) -> Store {
 fn agents_get_the_same_update_with_their_own_digests() {
     let store = store_with(&[node("a", None), node("b", None), node("c", None)]);
     let base = publish(&store, "web", &[]);
-    let told = store.freshness();
+    let sent = store.freshness();
     let mut freshness = Freshness::default();
     let (seen, changed) = (9, 8);
     freshness.set(
@@ -98,13 +98,13 @@ fn agents_get_the_same_update_with_their_own_digests() {
     store.set_freshness(&freshness);
     store.set_trust(Trust::Partial("half".into()));
     publish(&store, "db", &[]);
-    let a = shared(&store, "a", base, &told).unwrap();
-    let b = shared(&store, "b", base, &told).unwrap();
+    let a = shared(&store, "a", base, &sent).unwrap();
+    let b = shared(&store, "b", base, &sent).unwrap();
     assert_ne!(a.first, b.first, "digests differ");
     assert_eq!(a.mark.freshness.of(k8s::Kind::Service).unwrap().seen, 9);
     // An agent that knows the versions, one that is behind, and one that only lacks the trust.
     shared(&store, "c", base, &a.mark.freshness).unwrap();
-    shared(&store, "c", base - 1, &told).unwrap();
+    shared(&store, "c", base - 1, &sent).unwrap();
     store.set_trust(Trust::Whole);
     let end = shared(&store, "a", a.mark.revision, &a.mark.freshness).unwrap();
     assert_eq!(end.mark.trust_changes, 2);
@@ -131,15 +131,15 @@ fn a_large_update_is_copied_for_nobody() {
     for number in 0..200 {
         publish(&store, &format!("service-{number}"), &[]);
     }
-    let told = store.freshness();
-    let [a, b] = ["a", "b"].map(|node| shared(&store, node, base, &told).unwrap());
+    let sent = store.freshness();
+    let [a, b] = ["a", "b"].map(|node| shared(&store, node, base, &sent).unwrap());
     assert!(a.first.len() > COPIED && a.first.as_ptr() == b.first.as_ptr());
     assert!(a.rest.unwrap().len() < a.first.len() / 4);
     for number in 200..3_000 {
         publish(&store, &format!("service-{number}"), &[]);
     }
     assert!(
-        shared(&store, "a", base, &told).is_none(),
+        shared(&store, "a", base, &sent).is_none(),
         "more than one message"
     );
 }
@@ -148,22 +148,22 @@ fn a_large_update_is_copied_for_nobody() {
 fn agents_with_changes_of_their_own_get_their_own_update() {
     let store = store_with(&[node("a", None), node("b", None)]);
     let base = publish(&store, "web", &[]);
-    let told = store.freshness();
-    assert!(shared(&store, "a", 0, &told).is_none(), "holds nothing");
+    let sent = store.freshness();
+    assert!(shared(&store, "a", 0, &sent).is_none(), "holds nothing");
     let on_a = Endpoint {
         node: Some("a".into()),
         ..endpoint(1)
     };
     publish(&store, "web", &[on_a]);
-    assert!(shared(&store, "a", base, &told).is_none());
-    shared(&store, "b", base, &told).unwrap();
+    assert!(shared(&store, "a", base, &sent).is_none());
+    shared(&store, "b", base, &sent).unwrap();
     // A node without a Node object, whose configuration contains the cluster's ranges.
-    shared(&store, "stranger", base, &told).unwrap();
+    shared(&store, "stranger", base, &sent).unwrap();
     store.publish(Publication {
         service_cidrs: Some(vec!["10.96.0.0/16".parse().unwrap()]),
         ..publication()
     });
-    assert!(shared(&store, "stranger", base, &told).is_none());
+    assert!(shared(&store, "stranger", base, &sent).is_none());
 }
 
 #[test]
@@ -171,13 +171,13 @@ fn zones_with_endpoints_of_their_own_share_among_themselves() {
     let zones = [node("a", Some("x")), node("b", Some("y")), node("c", None)];
     let store = store_with(&zones);
     let base = publish(&store, "web", &[]);
-    let told = store.freshness();
+    let sent = store.freshness();
     let hinted = ["x", "y"].map(|zone| Endpoint {
         zone_hints: vec![zone.into()],
         ..endpoint(zone.as_bytes()[0])
     });
     publish(&store, "db", &hinted);
-    let updates = ["a", "b", "c"].map(|node| shared(&store, node, base, &told).unwrap());
+    let updates = ["a", "b", "c"].map(|node| shared(&store, node, base, &sent).unwrap());
     let objects = updates.each_ref().map(|ready| decode(&ready.first).objects);
     assert_ne!(objects[0], objects[1]);
     assert_eq!(store.commons.lock().0.len(), 3);

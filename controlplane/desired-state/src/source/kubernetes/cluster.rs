@@ -21,20 +21,20 @@ const AGAIN: Duration = Duration::from_secs(60);
 /// Reads the identity of the cluster, and tries again until it succeeds or the consumer has gone. Nothing
 /// waits for the identity: without it, agents do not check their cluster.
 pub(super) async fn identify(api: Arc<Api>, upstream: Upstream, sink: mpsc::Sender<Batch>) {
-    let mut told = false;
+    let mut reported = false;
     loop {
         match uid(&api).await {
             Ok(uid) => {
                 tracing::info!(cluster = uid, "identified the cluster");
                 return upstream.set_cluster_id(uid);
             }
-            Err(failure) if !told => {
+            Err(failure) if !reported => {
                 tracing::info!(
                     reason = failure.explain(ASKED),
                     "cannot identify the cluster, so agents cannot tell that their disks come from another cluster. \
                      Trying again every {AGAIN:?}"
                 );
-                told = true;
+                reported = true;
             }
             Err(_) => {}
         }

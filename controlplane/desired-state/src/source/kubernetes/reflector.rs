@@ -361,11 +361,11 @@ impl<T: Transport> Reflector<T> {
             if events.is_empty() {
                 return Ok(());
             }
-            let told = KindEvents {
+            let sent = KindEvents {
                 at,
                 ..KindEvents::now(events)
             };
-            self.outbox.send(told).await.map_err(|_| Closed)?;
+            self.outbox.send(sent).await.map_err(|_| Closed)?;
         }
     }
 }

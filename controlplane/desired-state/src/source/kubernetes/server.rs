@@ -17,13 +17,13 @@ const LOOK_EVERY: Duration = Duration::from_secs(60);
 
 /// Sends the server's addresses at the start and at each change, until the consumer has gone.
 pub(super) async fn follow(api: Arc<Api>, sink: mpsc::Sender<Batch>) {
-    let mut told = BTreeSet::new();
+    let mut reported = BTreeSet::new();
     loop {
         // When a name cannot be resolved, the last addresses stay.
         if let Some(now) = place(&api.server()).await
-            && now != told
+            && now != reported
         {
-            told.clone_from(&now);
+            reported.clone_from(&now);
             let batch = Batch {
                 events: vec![Event::ApiServer(now)],
                 observed_at: SystemTime::now(),

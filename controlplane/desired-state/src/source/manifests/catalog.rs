@@ -41,9 +41,9 @@ pub(super) struct Catalog {
     served: BTreeMap<ObjectId, Arc<Object>>,
     /// Problems of the folder as a whole.
     notices: Vec<Issue>,
-    told_issues: Vec<Issue>,
+    reported_issues: Vec<Issue>,
     doubts: Doubts,
-    told_doubts: Vec<String>,
+    reported_doubts: Vec<String>,
 }
 
 /// A file and its objects.
@@ -104,15 +104,15 @@ impl Catalog {
         gather_vanished(&mut events, &removed);
         self.notices = notices;
         let issues = self.issues();
-        if issues != self.told_issues {
-            self.told_issues.clone_from(&issues);
+        if issues != self.reported_issues {
+            self.reported_issues.clone_from(&issues);
             events.push(Event::Issues(issues));
         }
         let doubts = self
             .doubts
             .all(self.serves(Kind::Service), self.serves(Kind::EndpointSlice));
-        if doubts != self.told_doubts {
-            self.told_doubts.clone_from(&doubts);
+        if doubts != self.reported_doubts {
+            self.reported_doubts.clone_from(&doubts);
             events.push(Event::Doubts(doubts));
         }
         events
@@ -145,8 +145,8 @@ impl Catalog {
             events.extend(located.map(|located| Event::InitApply(Box::new(located))));
             events.push(Event::InitDone(kind));
         }
-        events.push(Event::Issues(self.told_issues.clone()));
-        events.push(Event::Doubts(self.told_doubts.clone()));
+        events.push(Event::Issues(self.reported_issues.clone()));
+        events.push(Event::Doubts(self.reported_doubts.clone()));
         events
     }
 
@@ -158,8 +158,8 @@ impl Catalog {
                 .keys()
                 .filter_map(|id| self.located(id))
                 .collect(),
-            issues: self.told_issues,
-            doubts: self.told_doubts,
+            issues: self.reported_issues,
+            doubts: self.reported_doubts,
         }
     }
 

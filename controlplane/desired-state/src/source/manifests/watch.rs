@@ -77,9 +77,9 @@ pub(super) async fn run(path: &Path, sink: mpsc::Sender<Batch>) -> Result<(), So
             continue;
         }
         gather(&mut view, &mut events).await;
-        let (back, told) = look(view, &mut events).await;
+        let (back, reported) = look(view, &mut events).await;
         view = back;
-        if !told.is_empty() && !send(&sink, told, observed_at).await {
+        if !reported.is_empty() && !send(&sink, reported, observed_at).await {
             return Ok(());
         }
     }

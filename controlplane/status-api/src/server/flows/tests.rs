@@ -175,7 +175,7 @@ fn what_makes_no_sense_in_an_answer_is_left_out() {
         closing: 1,
         ..pb::ConnectedGroup::default()
     };
-    let found = ToldGroup::read(&n1, &good, 1).unwrap();
+    let found = ReportedGroup::read(&n1, &good, 1).unwrap();
     assert_eq!(found.connections, u64::MAX);
     for wrong in [
         pb::ConnectedGroup {
@@ -196,6 +196,6 @@ fn what_makes_no_sense_in_an_answer_is_left_out() {
             ..good.clone()
         },
     ] {
-        assert!(ToldGroup::read(&n1, &wrong, 1).is_none(), "{wrong:?}");
+        assert!(ReportedGroup::read(&n1, &wrong, 1).is_none(), "{wrong:?}");
     }
 }

@@ -4,7 +4,7 @@ use prost::Message as _;
 
 use super::*;
 
-fn told(edges: Vec<pb::Edge>) -> pb::Edges {
+fn reported(edges: Vec<pb::Edge>) -> pb::Edges {
     pb::Edges {
         ports: vec![(&ServiceKey::sample("shop", "web")).into()],
         edges,
@@ -30,7 +30,7 @@ fn edges_of_several_nodes_are_one() {
     let one = edge("192.0.2.7", "10.244.1.5:80", 5);
     sums.add(
         &n1,
-        &told(vec![one.clone(), edge("", "10.244.1.5:80", 9)]),
+        &reported(vec![one.clone(), edge("", "10.244.1.5:80", 9)]),
         10,
         3_600,
     );
@@ -39,7 +39,7 @@ fn edges_of_several_nodes_are_one() {
         lost: 2,
         more: 4,
         more_failed: 3,
-        ..told(vec![pb::Edge { age_s: 50, ..one }])
+        ..reported(vec![pb::Edge { age_s: 50, ..one }])
     };
     sums.add(&n2, &young, 10, 3_600);
     // The first connection of a client is the oldest of all nodes.
@@ -77,7 +77,7 @@ fn failing_edges_are_among_those_that_fit() {
         let failed = u64::from(n == 0) * 7 + u64::from(n > EDGES);
         pb::Edge { failed, ..edge }
     });
-    sums.add(&"n1".into(), &told(many.collect()), EDGES + 9, 3_600);
+    sums.add(&"n1".into(), &reported(many.collect()), EDGES + 9, 3_600);
     let edges = sums.largest();
     assert_eq!(edges.len(), EDGES);
     assert_eq!(edges[0].1.failed, 7);
@@ -95,16 +95,16 @@ fn what_makes_no_sense_is_left_out_and_what_is_too_much_is_not_read() {
         pb::Edge { port: 1, ..good() },
     ];
     let mut sums = Sums::default();
-    sums.add(&node, &told(wrong.into()), 10, 60);
+    sums.add(&node, &reported(wrong.into()), 10, 60);
     assert!(sums.edges.is_empty());
     let unknown = pb::Edges {
         ports: vec![pb::ServiceKey::default()],
-        ..told(vec![good()])
+        ..reported(vec![good()])
     };
     sums.add(&node, &unknown, 10, 60);
     assert!(sums.edges.is_empty());
     let many = (0..100_u8).map(|n| edge(&format!("192.0.2.{n}"), "10.244.1.5:80", u64::MAX));
-    sums.add(&node, &told(many.collect()), 10, 60);
+    sums.add(&node, &reported(many.collect()), 10, 60);
     assert_eq!(sums.edges.len(), 10);
 }
 

@@ -52,7 +52,7 @@ impl Connection {
             let is_own = nodes.get(node)?.addresses.contains(address);
             is_own.then_some((node, pod))
         })?;
-        let told = pb::DirectionJudgement {
+        let reported = pb::DirectionJudgement {
             verdict: pb::PolicyVerdict::NotIsolated.into(),
             reason: format!(
                 "{node} is the node of Pod {pod}: a Pod and its own node always reach each other, whatever policies say"
@@ -61,8 +61,8 @@ impl Connection {
         };
         Some(pb::ConnectionJudgement {
             allowed: true,
-            egress: Some(told.clone()),
-            ingress: Some(told),
+            egress: Some(reported.clone()),
+            ingress: Some(reported),
             notes: Vec::new(),
         })
     }

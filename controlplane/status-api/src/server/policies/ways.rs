@@ -146,8 +146,8 @@ struct Denial {
 
 impl Denial {
     fn reason(&self, policies: &Policies) -> String {
-        let told = self.asked.verdict(policies, &self.verdict, self.direction);
-        told.reason
+        let reported = self.asked.verdict(policies, &self.verdict, self.direction);
+        reported.reason
     }
 
     /// Returns the policies, as `kpctl describe policy` takes them.

@@ -70,7 +70,7 @@ impl StatusServer {
                 false => by_neighbour = answer,
             }
         }
-        let kernel = heard.part(|told| told.kernel.as_ref(), |kernel| &kernel.error);
+        let kernel = heard.part(|reported| reported.kernel.as_ref(), |kernel| &kernel.error);
         let (kernel, finding) = expected.compare(kernel);
         explanation.kernel = Some(kernel);
         explanation

@@ -488,13 +488,13 @@ async fn fate(
     server: &StatusServer,
     request: pb::ExplainRequest,
 ) -> Result<pb::Explanation, Status> {
-    let told = server.explain(Request::new(request)).await;
-    told.map(tonic::Response::into_inner)
+    let reported = server.explain(Request::new(request)).await;
+    reported.map(tonic::Response::into_inner)
 }
 
 /// Returns the addresses of the endpoints to which policies deny the way.
-fn denied(told: &pb::Explanation) -> Vec<&str> {
-    let candidates = told.candidates.iter();
+fn denied(reported: &pb::Explanation) -> Vec<&str> {
+    let candidates = reported.candidates.iter();
     let denied = candidates.filter(|of| of.reason.contains("NetworkPolicies deny"));
     denied.map(|of| of.address.as_str()).collect()
 }
@@ -502,14 +502,14 @@ fn denied(told: &pb::Explanation) -> Vec<&str> {
 #[tokio::test]
 async fn a_packet_that_policies_deny_does_not_arrive_and_the_nearest_rule_says_what_it_lacks() {
     let server = server_of(true, with_service(cluster())).await;
-    let told = fate(&server, sent_by("other/web-0", "")).await.unwrap();
-    assert_eq!(told.outcome(), pb::PacketOutcome::Denied);
-    assert_eq!(told.node, "n1");
+    let reported = fate(&server, sent_by("other/web-0", "")).await.unwrap();
+    assert_eq!(reported.outcome(), pb::PacketOutcome::Denied);
+    assert_eq!(reported.node, "n1");
     assert_eq!(
-        told.summary,
+        reported.summary,
         "the packet is dropped: NetworkPolicies deny the way to each of 2 endpoints"
     );
-    let finding = &told.findings[0];
+    let finding = &reported.findings[0];
     assert_eq!(
         (finding.code.as_str(), finding.severity()),
         ("PolicyDenies", pb::Severity::Error)
@@ -529,9 +529,9 @@ async fn a_packet_that_policies_deny_does_not_arrive_and_the_nearest_rule_says_w
     let tried = tried.unwrap().into_inner();
     assert!(tried.error.contains("kubectl exec"), "{}", tried.error);
     // The sender's own policies.
-    let told = fate(&server, sent_by("shop/web-0", "")).await.unwrap();
-    let text = &told.findings[0].text;
-    assert_eq!(told.outcome(), pb::PacketOutcome::Denied);
+    let reported = fate(&server, sent_by("shop/web-0", "")).await.unwrap();
+    let text = &reported.findings[0].text;
+    assert_eq!(reported.outcome(), pb::PacketOutcome::Denied);
     assert!(
         text.contains("no rule of shop/default-deny allows connections to"),
         "{text}"
@@ -551,13 +551,13 @@ async fn a_packet_that_policies_deny_does_not_arrive_and_the_nearest_rule_says_w
 fn counting_agent(
     hub: &Arc<Hub>,
     node: &str,
-    told: &'static [(&str, pb::PolicyDirection, u64)],
+    reported: &'static [(&str, pb::PolicyDirection, u64)],
 ) -> Session {
     let begun = Session::begin(&hub.fleet, &node.into(), &hello(node), String::new());
     let (session, _, mut questions) = begun.unwrap();
     tokio::spawn(async move {
         while let Some(asked) = questions.recv().await {
-            let pods = told
+            let pods = reported
                 .iter()
                 .map(|(address, direction, packets)| pb::DeniedPod {
                     address: (*address).to_owned(),
@@ -598,21 +598,21 @@ async fn a_service_says_who_isolates_its_pods_and_how_many_packets_were_denied()
             name: "db".to_owned(),
         };
         let server = StatusServer::new(Arc::clone(&hub));
-        let told = server.describe_service(Request::new(request)).await;
-        let mut findings = told.unwrap().into_inner().findings.into_iter();
+        let reported = server.describe_service(Request::new(request)).await;
+        let mut findings = reported.unwrap().into_inner().findings.into_iter();
         findings.find(|of| of.code == "EndpointsIsolated").unwrap()
     };
     let isolated = "2 of 2 Pods are isolated for connections to them by shop/db, shop/default-deny: only what a rule allows \
                     arrives";
     // Nobody knows what the other node has denied.
-    let told = describe().await;
+    let reported = describe().await;
     assert_eq!(
-        told.text,
+        reported.text,
         format!(
             "{isolated}; nodes denied at least 5 packets of new connections to them since then"
         )
     );
-    assert_eq!(told.severity(), pb::Severity::Info);
+    assert_eq!(reported.severity(), pb::Severity::Info);
     let _second = counting_agent(&hub, "n2", &[("10.0.1.1", Ingress, 7)]);
     assert_eq!(
         describe().await.text,
@@ -626,32 +626,33 @@ async fn policies_judge_the_address_that_a_masqueraded_packet_has() {
 
     let server = server_of(true, with_service(cluster())).await;
     // The node reaches its own Pod, and is an address like others elsewhere (NP11).
-    let told = fate(&server, sent(Node, "", "n1")).await.unwrap();
-    assert_eq!(denied(&told), ["10.0.1.1:5432"]);
-    assert_eq!(told.outcome(), pb::PacketOutcome::Reaches);
+    let reported = fate(&server, sent(Node, "", "n1")).await.unwrap();
+    assert_eq!(denied(&reported), ["10.0.1.1:5432"]);
+    assert_eq!(reported.outcome(), pb::PacketOutcome::Reaches);
     assert_eq!(
-        told.summary,
+        reported.summary,
         "one of 2 endpoints gets the packet; NetworkPolicies deny the way to 1 of 2 endpoints"
     );
-    assert_eq!(told.findings[0].severity(), pb::Severity::Warning);
+    assert_eq!(reported.findings[0].severity(), pb::Severity::Warning);
     // A rule allows the client, and only the endpoint on the node that was asked sees it (NP14).
     let by_node_port = |address: &str| pb::ExplainRequest {
         to: "192.0.2.1:30432".to_owned(),
         ..sent(Outside, address, "n1")
     };
-    let told = fate(&server, by_node_port("198.51.100.7")).await.unwrap();
-    assert_eq!(denied(&told), ["10.0.1.1:5432"]);
-    let told = fate(&server, by_node_port("198.51.100.9")).await.unwrap();
-    assert_eq!(denied(&told).len(), 2);
+    let reported = fate(&server, by_node_port("198.51.100.7")).await.unwrap();
+    assert_eq!(denied(&reported), ["10.0.1.1:5432"]);
+    let reported = fate(&server, by_node_port("198.51.100.9")).await.unwrap();
+    assert_eq!(denied(&reported).len(), 2);
     // Nothing is claimed without the address that decides.
-    let told = fate(&server, sent(Pod, "", "n1")).await.unwrap();
+    let reported = fate(&server, sent(Pod, "", "n1")).await.unwrap();
     assert!(
-        told.summary
+        reported
+            .summary
             .ends_with(", if NetworkPolicies allow its sender"),
         "{}",
-        told.summary
+        reported.summary
     );
-    let steps = told.steps.join("\n");
+    let steps = reported.steps.join("\n");
     assert!(
         steps.contains("isolate 2 of 2 endpoints, and the sender's address is not given"),
         "{steps}"
@@ -685,8 +686,8 @@ async fn an_isolated_pod_reaches_programs_of_its_own_node() {
         ("192.0.2.2", pb::PacketOutcome::Denied),
     ] {
         let server = server_of(true, with_program(address)).await;
-        let told = fate(&server, sent_by("shop/web-0", "")).await.unwrap();
-        assert_eq!(told.outcome(), outcome, "{}", told.summary);
+        let reported = fate(&server, sent_by("shop/web-0", "")).await.unwrap();
+        assert_eq!(reported.outcome(), outcome, "{}", reported.summary);
     }
 }
 
@@ -718,6 +719,6 @@ async fn a_sender_is_found_by_its_name() {
     let server = server_of(false, with_service(cluster())).await;
     let refused = fate(&server, sent_by("shop/web-0", "")).await.unwrap_err();
     assert!(refused.message().contains("--via NODE"), "{refused}");
-    let told = fate(&server, sent_by("shop/web-0", "n1")).await.unwrap();
-    assert_eq!(told.outcome(), pb::PacketOutcome::Reaches);
+    let reported = fate(&server, sent_by("shop/web-0", "n1")).await.unwrap();
+    assert_eq!(reported.outcome(), pb::PacketOutcome::Reaches);
 }

@@ -301,17 +301,22 @@ async fn why_from_outside_names_who_has_the_address() {
             sender: pb::PacketSender::Outside.into(),
             ..pb::ExplainRequest::default()
         };
-        let told = cluster.client.explain(request).await?;
-        Ok::<_, Status>(told.into_inner())
+        let reported = cluster.client.explain(request).await?;
+        Ok::<_, Status>(reported.into_inner())
     };
     let owner = "address 203.0.113.1:80/TCP belongs to shop/a-first";
-    let told = why("a-first").await.unwrap();
-    assert_eq!(told.to, "203.0.113.1:80");
-    assert!(told.findings.iter().all(|of| of.code != "AddressConflict"));
+    let reported = why("a-first").await.unwrap();
+    assert_eq!(reported.to, "203.0.113.1:80");
+    assert!(
+        reported
+            .findings
+            .iter()
+            .all(|of| of.code != "AddressConflict")
+    );
     let lost = why("b-second").await.unwrap_err();
     assert!(lost.message().contains(owner), "{lost}");
-    let told = why("c-third").await.unwrap();
-    assert_eq!(told.to, "192.0.2.1:30080");
-    assert_eq!(told.findings[0].code, "AddressConflict");
-    assert!(told.findings[0].text.contains(owner), "{told:?}");
+    let reported = why("c-third").await.unwrap();
+    assert_eq!(reported.to, "192.0.2.1:30080");
+    assert_eq!(reported.findings[0].code, "AddressConflict");
+    assert!(reported.findings[0].text.contains(owner), "{reported:?}");
 }

@@ -8,7 +8,7 @@ use kplane_model::{Family, ServiceKey, ServiceName};
 
 use self::ruleset::InstalledRules;
 use self::schedulers::Schedulers;
-use self::seen::{Seen, told};
+use self::seen::{Seen, described};
 use super::demand::{Demand, NodeIps};
 use super::machine::{Kernel, KernelError, Machine, Reading, RefusedOp};
 use super::rules::{self, Lacks, Steps};
@@ -245,7 +245,7 @@ impl<K: Kernel> IpvsDataPath<K> {
         owner: Option<&ServiceKey>,
         failures: &mut Vec<Failure>,
     ) {
-        let what = told(&op);
+        let what = described(&op);
         match owner {
             Some(key) => failures.push(Failure::degraded(
                 key,
@@ -304,7 +304,7 @@ impl<K: Kernel> IpvsDataPath<K> {
         let refused = all > ops.len();
         let steps = rules::compare(&self.shape(state), &self.rules.found);
         let first = ops.iter().next();
-        let first = first.map(|op| format!("{} differs", told(op)));
+        let first = first.map(|op| format!("{} differs", described(op)));
         let first = first.or_else(|| steps.describe());
         let what = first.map(|first| match ops.len() + steps.len() {
             1 => first,

@@ -185,7 +185,7 @@ impl Machine {
             index: refusal.index,
             reason: match refusal.code {
                 ipset::code::HASH_FULL => "the IP set is full".to_owned(),
-                code => told("IP set", &refusal, code),
+                code => reported("IP set", &refusal, code),
             },
         });
         Ok((refused.collect(), bytes))
@@ -251,7 +251,7 @@ impl Machine {
         });
         let wrong = wrong.map(|refusal| RefusedOp {
             index: refusal.index,
-            reason: told(LINK, &refusal, refusal.code),
+            reason: reported(LINK, &refusal, refusal.code),
         });
         Ok((wrong.collect(), bytes))
     }
@@ -383,11 +383,11 @@ fn reason(command: &ipvs::Command, refusal: &Refusal) -> String {
         (ipvs::Command::AddServer(_, mode) | ipvs::Command::SetServer(_, mode), Errno::ENOENT) => {
             missing_scheduler(mode.scheduler)
         }
-        _ => told("IPVS", refusal, refusal.code),
+        _ => reported("IPVS", refusal, refusal.code),
     }
 }
 
-fn told(who: &str, refusal: &Refusal, code: i32) -> String {
+fn reported(who: &str, refusal: &Refusal, code: i32) -> String {
     let words = refusal.reason.as_deref().unwrap_or_default();
     match refusal.errno {
         Errno::UnknownErrno => format!("{who}: error {code} {words}"),

@@ -45,7 +45,7 @@ struct InSet(Family);
 
 impl InSet {
     /// Adds the condition with kube-proxy's comment.
-    fn told(&self, rule: Rule, set: SetId, parts: &'static str) -> Rule {
+    fn reported(&self, rule: Rule, set: SetId, parts: &'static str) -> Rule {
         let comment = Match::Comment(Comment::Fixed(set.comment()));
         self.silent(rule.when(comment), set, parts)
     }
@@ -105,7 +105,7 @@ impl RuleFacts {
         let hairpin = Rule::new(Target::Masquerade {
             random_fully: false,
         });
-        let hairpin = InSet(self.family()).told(hairpin, SetId::LoopBack, PLACE_AND_SOURCE);
+        let hairpin = InSet(self.family()).reported(hairpin, SetId::LoopBack, PLACE_AND_SOURCE);
         let mut rules = vec![hairpin];
         rules.extend(layout::postrouting(&self.settings, self.mark()));
         rules
@@ -113,7 +113,7 @@ impl RuleFacts {
 
     fn load_balancer(&self) -> Vec<Rule> {
         let exempt = Rule::new(Target::Return);
-        let exempt = InSet(self.family()).told(exempt, SetId::LoadBalancerLocal, PLACE);
+        let exempt = InSet(self.family()).reported(exempt, SetId::LoadBalancerLocal, PLACE);
         vec![exempt, Rule::jump(ChainName::MARK_MASQ)]
     }
 
@@ -130,7 +130,7 @@ impl RuleFacts {
                 (all, Target::Jump(ChainName::MARK_MASQ)),
             ] {
                 let rule = Rule::new(target).protocol(protocol);
-                rules.push(InSet(self.family()).told(rule, set, parts));
+                rules.push(InSet(self.family()).reported(rule, set, parts));
             }
         }
         rules
@@ -141,13 +141,14 @@ impl RuleFacts {
         let loopback = loopback(self.family());
         let mut rules = vec![
             Rule::new(Target::Return).source(Sense::Is, loopback),
-            sets.told(
+            sets.reported(
                 Rule::jump(ChainName::LOAD_BALANCER),
                 SetId::LoadBalancer,
                 PLACE,
             ),
         ];
-        let to_cluster_ip = |parts| sets.told(Rule::new(Target::Continue), SetId::ClusterIp, parts);
+        let to_cluster_ip =
+            |parts| sets.reported(Rule::new(Target::Continue), SetId::ClusterIp, parts);
         rules.push(match pods.masquerade_others(to_cluster_ip(PLACE)) {
             Some(rule) => rule,
             // Pods are not distinguished here. But the node's own packets must be masqueraded: they may have
@@ -166,7 +167,7 @@ impl RuleFacts {
 
     fn external_ips(&self) -> Vec<Rule> {
         let sets = InSet(self.family());
-        let to = |set, target| sets.told(Rule::new(target), set, PLACE);
+        let to = |set, target| sets.reported(Rule::new(target), set, PLACE);
         let jump = Target::Jump(ChainName::MARK_MASQ);
         let mut rules = vec![to(SetId::ExternalIp, jump)];
         for set in [SetId::ExternalIp, SetId::ExternalIpLocal] {
@@ -193,12 +194,12 @@ impl RuleFacts {
     fn health_checks(&self) -> Vec<Rule> {
         let accept = Rule::new(Target::Accept);
         let set = SetId::HealthCheckNodePort;
-        vec![InSet(self.family()).told(accept, set, ONE)]
+        vec![InSet(self.family()).reported(accept, set, ONE)]
     }
 
     fn firewall(&self) -> Vec<Rule> {
         let jump = Rule::jump(ChainName::SOURCE_RANGES);
-        vec![InSet(self.family()).told(jump, SetId::LoadBalancerFw, PLACE)]
+        vec![InSet(self.family()).reported(jump, SetId::LoadBalancerFw, PLACE)]
     }
 
     fn source_ranges(&self) -> Vec<Rule> {
@@ -207,7 +208,7 @@ impl RuleFacts {
             .into_iter()
             .map(|set| {
                 let rule = Rule::new(Target::Return);
-                InSet(self.family()).told(rule, set, PLACE_AND_SOURCE)
+                InSet(self.family()).reported(rule, set, PLACE_AND_SOURCE)
             })
             .collect();
         rules.push(Rule::new(Target::Drop));

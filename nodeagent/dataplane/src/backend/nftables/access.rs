@@ -293,7 +293,7 @@ impl TableAccess for KernelTable {
         // no harm.
         for _ in 0..READ_ATTEMPTS {
             netlink.catch_up()?;
-            netlink.ledger.take_meddling(self.id());
+            netlink.ledger.take_drift(self.id());
             let found = netlink.read_once(self.family, self.layout)?;
             netlink.catch_up()?;
             if !netlink.ledger.has_drifted(self.id()) {
@@ -309,7 +309,7 @@ impl TableAccess for KernelTable {
     fn drift(&mut self) -> Result<Option<Drift>, NetlinkError> {
         let mut netlink = self.namespace.lock();
         netlink.catch_up()?;
-        Ok(netlink.ledger.take_meddling(self.id()))
+        Ok(netlink.ledger.take_drift(self.id()))
     }
 
     fn commit(&mut self, rebuild: bool, guard: Guard, groups: &[Ops]) -> Result<Cost, CommitError> {

@@ -71,7 +71,7 @@ impl Class {
 
     /// Returns all classes, smallest first.
     pub fn all() -> impl DoubleEndedIterator<Item = Self> {
-        (0..).map(Self).take(CLASSES.len())
+        (0..u8::MAX).map(Self).take(CLASSES.len())
     }
 
     /// Returns the class for a number of endpoints; `None` for 0 and for more than [`Self::MAX_ENDPOINTS`].

@@ -216,7 +216,7 @@ impl Ledger {
     }
 
     /// Returns the changes by other programs to a table. The caller handles them.
-    pub(super) fn take_meddling(&mut self, table: OneTable) -> Option<Drift> {
+    pub(super) fn take_drift(&mut self, table: OneTable) -> Option<Drift> {
         self.drifted[index(table)].take()
     }
 }

@@ -198,7 +198,7 @@ pub(crate) fn np20_errors_about_no_connection_are_no_tunnel() -> Result<()> {
             datagrams.server.local_addr()?,
         );
         let capture = Capture::open(stage.ns("a")?)?;
-        let is_told = |stage: &Stage, of: SocketAddr| {
+        let is_reported = |stage: &Stage, of: SocketAddr| {
             capture.drain()?;
             let message = error_about(server, of, SECRET);
             let (domain, protocol) = family.pick(
@@ -216,7 +216,7 @@ pub(crate) fn np20_errors_about_no_connection_are_no_tunnel() -> Result<()> {
             Ok::<_, anyhow::Error>(packets.any(|packet| packet.payload.ends_with(SECRET)))
         };
         ensure!(
-            is_told(&stage, client)?,
+            is_reported(&stage, client)?,
             "the error does not arrive while all is allowed"
         );
         stage.apply(&clients)?;
@@ -225,13 +225,13 @@ pub(crate) fn np20_errors_about_no_connection_are_no_tunnel() -> Result<()> {
             Ok(())
         })?;
         ensure!(
-            !is_told(&stage, client)?,
+            !is_reported(&stage, client)?,
             "an error about a cut connection arrives"
         );
         let mut never = client;
         never.set_port(SPARE + 1);
         ensure!(
-            !is_told(&stage, never)?,
+            !is_reported(&stage, never)?,
             "an error about no connection arrives"
         );
         stage.delete(&clients)?;

@@ -27,17 +27,17 @@ use super::{Case, PODS, Question, everything, objects};
 pub(crate) fn np14_why_tells_what_packets_meet() -> Result<()> {
     let runtime = Builder::new_current_thread().enable_all().build()?;
     let tables = [ISOLATION, SELECTORS, BLOCKS, PORTS, NODES, SERVICES, CASES];
-    let mut told = 0;
+    let mut reported = 0;
     for case in tables.into_iter().flatten() {
         let questions = Question::all(case.lines)?;
         let services = questions.iter().filter_map(|of| Some((of, service(of)?)));
         let services: Vec<_> = services.collect();
         if !services.is_empty() {
             runtime.block_on(tell(case, &services))?;
-            told += services.len();
+            reported += services.len();
         }
     }
-    ensure!(told >= 30, "only {told} questions");
+    ensure!(reported >= 30, "only {reported} questions");
     Ok(())
 }
 
@@ -87,21 +87,21 @@ async fn tell(case: &Case, questions: &[(&Question, (u16, u8))]) -> Result<()> {
     head.wait_for(|head| head.synced).await?;
     let server = StatusServer::new(hub);
     for (question, (number, node)) in questions {
-        let told = server.explain(Request::new(request(question, *number, *node)));
-        let told = told.await.with_context(|| question.line.clone())?;
-        let told = told.into_inner();
+        let reported = server.explain(Request::new(request(question, *number, *node)));
+        let reported = reported.await.with_context(|| question.line.clone())?;
+        let reported = reported.into_inner();
         let expected = match question.through {
             true => pb::PacketOutcome::Reaches,
             false => pb::PacketOutcome::Denied,
         };
         ensure!(
-            told.outcome() == expected,
+            reported.outcome() == expected,
             "{}: {} ({}): {}, {:#?}",
             case.name,
             question.line,
             question.to,
-            told.summary,
-            told.steps
+            reported.summary,
+            reported.steps
         );
     }
     Ok(())

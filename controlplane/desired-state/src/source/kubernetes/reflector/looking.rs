@@ -96,10 +96,10 @@ impl<T: Transport> Reflector<T> {
             return Ok(());
         }
         self.doubt.clone_from(&doubt);
-        let told = KindEvents {
+        let sent = KindEvents {
             doubt: Some((self.kind, doubt)),
             ..KindEvents::now(Vec::new())
         };
-        self.outbox.send(told).await.map_err(|_| Closed)
+        self.outbox.send(sent).await.map_err(|_| Closed)
     }
 }

@@ -22,7 +22,7 @@ async fn a_list_in_pages_goes_on_as_a_watch() {
     rig.watch([Step::Say(vec![put("b", 21)])]);
     rig.start();
     assert_eq!(
-        rig.told(8).await,
+        rig.sent(8).await,
         [
             "init", "+a", "+b", "+c", "done", "apply d", "delete a", "apply b"
         ]
@@ -68,7 +68,7 @@ async fn compaction_lists_again_and_tells_nothing_before_the_end() {
     rig.page(20, [changed("a", 14), put("d", 7)], Some("more"));
     rig.page(20, [put("new", 13)], None);
     rig.start();
-    assert_eq!(rig.told(5).await, ["init", "+a", "+b", "+d", "done"]);
+    assert_eq!(rig.sent(5).await, ["init", "+a", "+b", "+d", "done"]);
     assert_eq!(
         rig.told_by_list(2).await,
         ["apply a", "apply new", "vanished b"]
@@ -116,7 +116,7 @@ async fn what_cannot_be_read_keeps_its_last_good_state() {
     rig.told_until("done").await;
     assert_eq!(rig.told_by_list(2).await, Vec::<String>::new());
     assert_eq!(rig.state().unreadable[0].object.name, "a");
-    assert_eq!(rig.told(2).await, ["apply a", "delete b"]);
+    assert_eq!(rig.sent(2).await, ["apply a", "delete b"]);
     assert_eq!(*rig.state().unreadable, []);
 }
 
@@ -128,7 +128,7 @@ async fn a_first_list_that_breaks_begins_anew() {
     rig.no_page(Failure::Broken("cut".to_owned()));
     rig.list(10, [put("b", 5)]);
     rig.start();
-    assert_eq!(rig.told(5).await, ["init", "+a", "init", "+b", "done"]);
+    assert_eq!(rig.sent(5).await, ["init", "+a", "init", "+b", "done"]);
 }
 
 #[tokio::test(start_paused = true)]
@@ -160,7 +160,7 @@ async fn replays_change_nothing() {
     rig.list(20, [put("z", 5)]);
     rig.start();
     assert_eq!(
-        rig.told(5).await,
+        rig.sent(5).await,
         ["init", "+a", "done", "apply b", "apply c"]
     );
     assert_eq!(rig.state().counts.replays, 3);
@@ -220,7 +220,7 @@ async fn a_server_that_went_back_in_time_is_believed_when_it_insists() {
     rig.start();
     rig.told_until("done").await;
     let before = Instant::now();
-    assert_eq!(rig.told(2).await, ["apply a", "vanished b"]);
+    assert_eq!(rig.sent(2).await, ["apply a", "vanished b"]);
     assert_eq!(rig.state().counts.lists, 2);
     assert!(
         before.elapsed() <= Duration::from_secs(30),
@@ -263,8 +263,8 @@ async fn versions_are_told_after_what_they_contain() {
     rig.start();
     rig.told_by_list(3).await;
     rig.pass(Duration::from_secs(1)).await;
-    let told = [(10, 5), (12, 12), (20, 12), (21, 21), (30, 21), (40, 31)];
-    assert_eq!(rig.versions, told);
+    let sent = [(10, 5), (12, 12), (20, 12), (21, 21), (30, 21), (40, 31)];
+    assert_eq!(rig.versions, sent);
 }
 
 /// A server that was restored from a backup is believed when it insists, and the versions go back.

@@ -117,7 +117,7 @@ fn only_differences_are_told() {
 fn a_snapshot_has_all_kinds_in_one_batch() {
     let mut folder = Folder::default();
     folder.write(&[("x.yaml", &format!("{}{BROKEN}", services("b a")))]);
-    let told: Vec<String> = folder
+    let reported: Vec<String> = folder
         .0
         .snapshot()
         .iter()
@@ -129,7 +129,7 @@ fn a_snapshot_has_all_kinds_in_one_batch() {
         })
         .collect();
     assert_eq!(
-        told,
+        reported,
         [
             "Init(Service)",
             "a x.yaml, document 2, line 7",
@@ -289,9 +289,9 @@ fn an_emptied_file_keeps_its_objects() {
     for blank in ["", "\n\n", "# nothing left\n", "---\n"] {
         let mut folder = Folder::default();
         folder.write(&[("x.yaml", &services("a b"))]);
-        let told = "warning: x.yaml: file: is empty; delete the file to remove its objects; 2 \
+        let reported = "warning: x.yaml: file: is empty; delete the file to remove its objects; 2 \
                     objects of this file keep their last good state";
-        assert_eq!(folder.write(&[("x.yaml", blank)]), [told]);
+        assert_eq!(folder.write(&[("x.yaml", blank)]), [reported]);
         assert_eq!(folder.write(&[("x.yaml", blank)]), NONE);
         assert_eq!(
             folder.remove("x.yaml"),
@@ -353,11 +353,13 @@ fn issues_are_limited_errors_first() {
     let mut folder = Folder::default();
     let mut text = "---\napiVersion: v1\nkind: Job\n".repeat(MAX_ISSUES + 5);
     text += BROKEN;
-    let told = folder.write(&[("x.yaml", &text)]);
-    assert_eq!(told.len(), MAX_ISSUES + 1);
-    assert!(told[0].starts_with("error: x.yaml, document 1006, line 3017: document: is not valid"));
+    let reported = folder.write(&[("x.yaml", &text)]);
+    assert_eq!(reported.len(), MAX_ISSUES + 1);
+    assert!(
+        reported[0].starts_with("error: x.yaml, document 1006, line 3017: document: is not valid")
+    );
     assert_eq!(
-        told[MAX_ISSUES],
+        reported[MAX_ISSUES],
         "warning: input: 6 further problems are not listed; fix these first"
     );
 }

@@ -46,7 +46,7 @@ impl<K: Kernel> IpvsDataPath<K> {
 }
 
 /// Describes the object of an operation, human-readable.
-pub(super) fn told(op: &Op) -> String {
+pub(super) fn described(op: &Op) -> String {
     match op {
         Op::Ipvs(
             Command::AddServer(key, _) | Command::SetServer(key, _) | Command::DeleteServer(key),

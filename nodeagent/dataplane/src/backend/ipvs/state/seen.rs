@@ -64,11 +64,11 @@ impl IpvsState {
             .filter_map(|(server, key)| {
                 let claim = self.claims.get(&server).filter(|c| c.owner == *key)?;
                 let held = self.held.get(&server)?;
-                Some((server, told(server, claim, held)))
+                Some((server, reported(server, claim, held)))
             })
             .collect();
         servers.sort_unstable_by_key(|(server, _)| *server);
-        servers.into_iter().map(|(_, told)| told).collect()
+        servers.into_iter().map(|(_, reported)| reported).collect()
     }
 }
 
@@ -79,7 +79,7 @@ impl Claim {
     }
 }
 
-fn told(server: ServerKey, claim: &Claim, held: &HeldServer) -> VirtualServer {
+fn reported(server: ServerKey, claim: &Claim, held: &HeldServer) -> VirtualServer {
     let reals = held.reals.iter();
     VirtualServer {
         key: claim.owner.clone(),

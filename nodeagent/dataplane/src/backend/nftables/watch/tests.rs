@@ -132,11 +132,11 @@ fn elements_of_ours_are_told_one_by_one_the_last_word_counts() {
         (key(2), Some(element(2))),
         (key(3), Some(element(3))),
     ]);
-    let drift = ledger.take_meddling((Services, Family::V4)).unwrap();
+    let drift = ledger.take_drift((Services, Family::V4)).unwrap();
     assert_eq!(drift.changed, Changed::Elements(expected));
     assert_eq!(drift.by, by_nft());
     assert_eq!(drift.to_string(), "by nft (process 123)");
-    assert!(ledger.take_meddling((Services, Family::V4)).is_none());
+    assert!(ledger.take_drift((Services, Family::V4)).is_none());
 }
 
 #[test]
@@ -163,7 +163,7 @@ fn a_transaction_counts_when_its_end_is_heard() {
     let mut ledger = ledger(&[table(msg::DELTABLE, Family::V6, TABLE)]);
     assert!(!ledger.has_drifted((Services, Family::V6)));
     hear(&mut ledger, &[end(OTHER, 11)]);
-    let drift = ledger.take_meddling((Services, Family::V6)).unwrap();
+    let drift = ledger.take_drift((Services, Family::V6)).unwrap();
     assert_eq!(drift.changed, Changed::Anything);
     assert!(!ledger.has_drifted((Services, Family::V4)));
 }
@@ -173,7 +173,7 @@ fn a_gap_means_that_anything_may_have_happened() {
     let mut ledger = ledger(&[end(OTHER, 11), end(OTHER, 13)]);
     assert_eq!(ledger.head(), None);
     for family in Family::ALL {
-        let drift = ledger.take_meddling((Services, family)).unwrap();
+        let drift = ledger.take_drift((Services, family)).unwrap();
         assert_eq!(drift, Drift::anything_by(None));
     }
     // The ledger continues from the generation that the kernel names. Ends of older transactions add nothing.
@@ -222,7 +222,7 @@ fn what_cannot_be_followed_by_elements_is_anything() {
         .collect();
     for parts in [vec![ranges], many] {
         let mut ledger = ledger(&[parts, vec![end(OTHER, 11)]].concat());
-        let drift = ledger.take_meddling((Services, Family::V4)).unwrap();
+        let drift = ledger.take_drift((Services, Family::V4)).unwrap();
         assert_eq!(drift.changed, Changed::Anything);
         assert_eq!(drift.by, by_nft());
     }

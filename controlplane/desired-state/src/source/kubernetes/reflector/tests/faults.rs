@@ -28,7 +28,7 @@ async fn a_403_keeps_everything() {
             .contains("does not permit kplane to watch services"),
         "{trouble:?}"
     );
-    assert_eq!(rig.told(1).await, ["apply b"]);
+    assert_eq!(rig.sent(1).await, ["apply b"]);
     assert_eq!(rig.state().trouble, None);
     assert_eq!(rig.lists(), 1);
 }
@@ -101,7 +101,7 @@ async fn credentials_are_read_again_when_they_are_refused() {
     rig.no_page(Failure::Certificate("expired".to_owned()));
     rig.list(10, []);
     rig.start();
-    assert_eq!(rig.told(2).await, ["init", "done"]);
+    assert_eq!(rig.sent(2).await, ["init", "done"]);
     assert_eq!(rig.renewed(), 2);
 }
 
@@ -113,7 +113,7 @@ async fn a_busy_server_is_left_alone_for_as_long_as_it_wants() {
     rig.list(10, []);
     let before = Instant::now();
     rig.start();
-    rig.told(2).await;
+    rig.sent(2).await;
     assert_eq!(before.elapsed(), Duration::from_secs(7));
 }
 
@@ -139,7 +139,7 @@ async fn absent_service_cidrs_are_none_until_they_come() {
     rig.list(10, [put("a", 5)]);
     let before = Instant::now();
     rig.start();
-    assert_eq!(rig.told(2).await, ["init", "done"]);
+    assert_eq!(rig.sent(2).await, ["init", "done"]);
     assert!(rig.state().synced && rig.state().trouble.is_none());
     rig.told_until("+a").await;
     assert_eq!(before.elapsed(), ABSENT * 2);
@@ -155,7 +155,7 @@ async fn absent_cluster_policies_are_none_until_they_come() {
     rig.list(10, [put("a", 5)]);
     let before = Instant::now();
     rig.start();
-    assert_eq!(rig.told(2).await, ["init", "done"]);
+    assert_eq!(rig.sent(2).await, ["init", "done"]);
     assert!(rig.state().synced && rig.state().trouble.is_none());
     rig.told_until("+a").await;
     assert_eq!(before.elapsed(), ABSENT);
@@ -170,7 +170,7 @@ async fn forbidden_service_cidrs_are_done_without() {
     }
     let before = Instant::now();
     rig.start();
-    assert_eq!(rig.told(2).await, ["init", "done"]);
+    assert_eq!(rig.sent(2).await, ["init", "done"]);
     assert!(before.elapsed() >= OPTIONAL_AFTER);
     assert!(rig.state().trouble.is_some());
     assert_eq!(
@@ -191,7 +191,7 @@ async fn servers_without_slices_are_asked_for_endpoints() {
     ])]);
     rig.start();
     assert_eq!(
-        rig.told(5).await,
+        rig.sent(5).await,
         [
             "init",
             "+a/0/IPv4",
@@ -236,15 +236,15 @@ async fn a_list_that_lacks_most_is_confirmed_first() {
     rig.start();
     rig.told_until("done").await;
     let before = Instant::now();
-    assert_eq!(rig.told(1).await, ["apply new"]);
+    assert_eq!(rig.sent(1).await, ["apply new"]);
     let trouble = rig.state().trouble.unwrap();
     assert!(
         trouble.issue.reason.contains("lacks 30 of 30"),
         "{trouble:?}"
     );
-    let told = rig.told_by_list(2).await;
-    assert_eq!(told.len(), 1);
-    assert_eq!(told[0].split(' ').count(), 31);
+    let sent = rig.told_by_list(2).await;
+    assert_eq!(sent.len(), 1);
+    assert_eq!(sent[0].split(' ').count(), 31);
     assert!(before.elapsed() >= Duration::from_secs(6));
     assert_eq!(rig.state().trouble, None);
 }
@@ -261,7 +261,7 @@ async fn an_empty_list_counts_after_a_minute() {
     rig.start();
     rig.told_until("done").await;
     let before = Instant::now();
-    assert_eq!(rig.told(1).await, ["vanished o0 o1 o2"]);
+    assert_eq!(rig.sent(1).await, ["vanished o0 o1 o2"]);
     assert!(
         before.elapsed() >= Duration::from_secs(60),
         "{:?}",
@@ -280,7 +280,7 @@ async fn deletions_by_name_count_at_once() {
     let before = Instant::now();
     rig.start();
     rig.told_until("done").await;
-    assert_eq!(rig.told(30).await[29], "delete o29");
+    assert_eq!(rig.sent(30).await[29], "delete o29");
     assert_eq!(rig.told_by_list(2).await, Vec::<String>::new());
     assert!(before.elapsed() < Duration::from_secs(2));
 }

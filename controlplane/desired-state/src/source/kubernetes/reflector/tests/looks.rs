@@ -27,11 +27,11 @@ async fn a_second_look_is_taken_when_somebody_wants_one() {
         rig.upstream.look_again();
     }
     // An object that vanishes in this list has been missing only once.
-    assert_eq!(rig.told(3).await, ["apply c", "looked", "vanished b"]);
+    assert_eq!(rig.sent(3).await, ["apply c", "looked", "vanished b"]);
     assert_eq!(before.elapsed(), PAUSE);
     assert_eq!(rig.pass(Duration::from_secs(30)).await, [""; 0]);
     rig.upstream.look_again();
-    assert_eq!(rig.told(1).await, ["looked"]);
+    assert_eq!(rig.sent(1).await, ["looked"]);
     assert_eq!(rig.lists(), 3);
     assert!(rig.doubts.is_empty());
 }
@@ -67,17 +67,17 @@ async fn policies_pods_and_nodes_are_looked_at_again() {
         rig.start();
         rig.told_until("done").await;
         rig.upstream.look_again();
-        assert_eq!(rig.told(1).await, ["looked"]);
+        assert_eq!(rig.sent(1).await, ["looked"]);
     }
     let mut rig = rig(Resource::ClusterPolicies { beta: true });
     for _ in 0..4 {
         rig.no_page(Failure::NotServed);
     }
     rig.start();
-    assert_eq!(rig.told(2).await, ["init", "done"]);
+    assert_eq!(rig.sent(2).await, ["init", "done"]);
     let before = Instant::now();
     rig.upstream.look_again();
-    assert_eq!(rig.told(1).await, ["looked"]);
+    assert_eq!(rig.sent(1).await, ["looked"]);
     assert_eq!(before.elapsed(), PAUSE);
     assert!(rig.state().absent && rig.state().trouble.is_none());
     assert_eq!(rig.upstream.age(), None, "what is not there is not stale");
@@ -109,7 +109,7 @@ async fn a_second_look_is_not_forgotten() {
     rig.start();
     rig.told_until("done").await;
     rig.upstream.look_again();
-    assert_eq!(rig.told(1).await, ["looked"]);
+    assert_eq!(rig.sent(1).await, ["looked"]);
 }
 
 /// No cluster is without Services: an empty list is doubted, and believed when another says the same.
@@ -122,7 +122,7 @@ async fn a_first_list_without_anything_is_doubted_until_a_second_one() {
         // The first objects appear in the second list.
         rig.list(12, [put("a", 11)]);
         rig.start();
-        assert_eq!(rig.told(2).await, ["init", "done"]);
+        assert_eq!(rig.sent(2).await, ["init", "done"]);
         let doubt = rig.doubts.remove(0).unwrap();
         assert!(
             doubt.contains("first list") && doubt.contains("was empty"),
@@ -131,7 +131,7 @@ async fn a_first_list_without_anything_is_doubted_until_a_second_one() {
         let before = Instant::now();
         rig.pass(EMPTY_FOR / 2).await;
         assert!(rig.doubts.is_empty());
-        assert_eq!(rig.told(2).await, ["apply a", "looked"]);
+        assert_eq!(rig.sent(2).await, ["apply a", "looked"]);
         assert!(before.elapsed() >= EMPTY_FOR);
         rig.pass(Duration::ZERO).await;
         assert_eq!(rig.doubts, [None]);

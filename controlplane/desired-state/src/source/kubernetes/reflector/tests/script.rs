@@ -231,7 +231,7 @@ impl Rig {
     }
 
     /// Returns the next events.
-    pub(super) async fn told(&mut self, count: usize) -> Vec<String> {
+    pub(super) async fn sent(&mut self, count: usize) -> Vec<String> {
         while self.events.len() < count {
             self.hear().await;
         }
@@ -265,20 +265,20 @@ impl Rig {
 
     async fn hear(&mut self) {
         let patience = Duration::from_secs(600);
-        let told = timeout(patience, self.inbox.recv()).await;
-        let told = told.unwrap_or_else(|_| panic!("nothing more: {:?}", self.asked()));
-        let told = told.unwrap();
+        let sent = timeout(patience, self.inbox.recv()).await;
+        let sent = sent.unwrap_or_else(|_| panic!("nothing more: {:?}", self.asked()));
+        let sent = sent.unwrap();
         // Issues take another way: nothing empty goes through the index.
-        assert!(!told.events.is_empty() || told.doubt.is_some());
-        if let Some((_, doubt)) = told.doubt {
+        assert!(!sent.events.is_empty() || sent.doubt.is_some());
+        if let Some((_, doubt)) = sent.doubt {
             self.doubts.push(doubt);
         }
-        let shown = told
+        let shown = sent
             .events
             .iter()
             .filter(|event| self.shows_looks || !matches!(event, Event::Looked(_)))
             .filter(|event| !matches!(event, Event::Version(..)));
-        let versions = told.events.iter().filter_map(|event| match event {
+        let versions = sent.events.iter().filter_map(|event| match event {
             Event::Version(_, versions) => Some((versions.seen, versions.changed)),
             _ => None,
         });

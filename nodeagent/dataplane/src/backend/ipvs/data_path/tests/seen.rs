@@ -51,9 +51,9 @@ fn d5_what_drains_is_told() {
     assert_eq!((&drain.key, drain.connections), (&web().key(), active(3)));
 
     assert_eq!(side.servers(), Some(counts));
-    let told = inspect(&side, "web");
-    let [server] = &told.servers[..] else {
-        panic!("{told:?}");
+    let described = inspect(&side, "web");
+    let [server] = &described.servers[..] else {
+        panic!("{described:?}");
     };
     assert_eq!((&server.key, server.at), (&web().key(), at(PLACE)));
     assert_eq!((server.scheduler, server.persistent_s), ("rr", None));
@@ -92,8 +92,8 @@ fn an_endpoint_that_comes_back_keeps_its_connections() {
 fn a_service_is_told_with_all_its_places_and_no_others() {
     let kernel = Fake::new();
     let driver = started(&kernel, &everything());
-    let told = inspect(&driver, "lb").servers;
-    let frontends: Vec<EndpointAddr> = told.iter().map(|server| server.at).collect();
+    let described = inspect(&driver, "lb").servers;
+    let frontends: Vec<EndpointAddr> = described.iter().map(|server| server.at).collect();
     let wanted = ["10.96.0.2:80", "198.51.100.9:80", "203.0.113.1:80"].map(at);
     assert_eq!(frontends, wanted);
     let web = inspect(&driver, "web").servers;
@@ -143,10 +143,10 @@ fn what_is_not_known_is_not_told() {
     kernel.inside().steps_left = Some(0);
     let one = web().endpoints(&["10.1.0.1:8080"]);
     change(&mut side, &all(&[one]), false).unwrap_err();
-    let told = inspect(&side, "web");
-    assert_eq!(told.servers, []);
+    let described = inspect(&side, "web");
+    assert_eq!(described.servers, []);
     assert_eq!(
-        told.error,
+        described.error,
         "the agent does not know what the kernel holds of IPv4 at the moment"
     );
 }
@@ -166,6 +166,6 @@ fn only_what_nobody_wants_and_gets_nothing_drains() {
     assert!(matches!(drifted, Verification::Drifted(_)), "{drifted:?}");
     let counts = side.path.seen.counts.clone().unwrap();
     assert_eq!((counts.real_servers, counts.draining), (3, 0));
-    let told = inspect(&side, "web");
-    assert!(told.servers[0].reals.iter().all(|real| !real.draining));
+    let described = inspect(&side, "web");
+    assert!(described.servers[0].reals.iter().all(|real| !real.draining));
 }

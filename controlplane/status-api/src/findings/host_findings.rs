@@ -9,7 +9,7 @@ use kplane_proto::v1 as pb;
 use super::named;
 
 /// Returns one finding for each reason, errors first: the worst that a node says, and the names of all nodes.
-pub(crate) fn surroundings<'a>(
+pub(crate) fn host_findings<'a>(
     nodes: impl Iterator<Item = (&'a NodeName, &'a [pb::Finding])>,
 ) -> Vec<pb::Finding> {
     let is_error = |finding: &pb::Finding| finding.severity() == pb::Severity::Error;
@@ -65,7 +65,7 @@ mod tests {
         ];
         let nodes: [NodeName; 2] = ["a".into(), "b".into()];
         let all = [(&nodes[0], &a[..]), (&nodes[1], &b[..])];
-        let found = surroundings(all.into_iter());
+        let found = host_findings(all.into_iter());
         let found: Vec<_> = found
             .iter()
             .map(|f| (f.text.as_str(), f.nodes.join(",")))
