@@ -202,8 +202,8 @@ async fn build_parts(config: Config, open: Opener) -> Result<Bound, BuildError> 
     let settings = own.settings(config.node_settings.clone());
     // Before anything changes the machine, since an argument may be wrong.
     let (transport, status_addr) = connect(&config, own, &mut tasks).await?;
-    let followers =
-        Followers::new(publisher, counters.clone()).with_rival(competing_proxy.subscribe());
+    let followers = Followers::new(publisher, counters.clone())
+        .with_competing_proxy(competing_proxy.subscribe());
     let (followers, connections, avoided) = followers::add_tasks(followers, &config, &mut tasks);
     let (followers, prestop, farewell) = answer_hooks(followers, &config, &counters, &mut tasks);
     let engine = Engine::start(open, settings, followers, restore(&config)).await?;

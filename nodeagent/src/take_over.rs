@@ -15,7 +15,7 @@ use kplane_dataplane::leftovers::{
 /// Time between two checks for connections that IPVS carries, and for rules that stay.
 const DRAIN_LOOK: Duration = Duration::from_secs(10);
 /// Time between two checks for a kube-proxy that runs.
-const RIVAL_LOOK: Duration = Duration::from_secs(2);
+const COMPETING_PROXY_CHECK: Duration = Duration::from_secs(2);
 /// Number of times that rules are removed which have come back. After that, a program keeps writing them, and perhaps
 /// relies on them.
 const MOST_RETURNS: u8 = 3;
@@ -85,7 +85,7 @@ pub(crate) async fn keep_removing(
         progress = next.unwrap_or(progress);
         tell(&reported, &progress.stage);
         match progress.stage {
-            Stage::Beside(_) => sleep(RIVAL_LOOK).await,
+            Stage::Beside(_) => sleep(COMPETING_PROXY_CHECK).await,
             Stage::Drains | Stage::Stays(_) => sleep(DRAIN_LOOK).await,
             Stage::Begins | Stage::Done => {}
         }

@@ -140,9 +140,9 @@ fn find(root: &Path, copy: &Path) -> Result<Option<String>> {
     if played.status.success() {
         return Ok(None);
     }
-    let told = String::from_utf8_lossy(&played.stdout);
-    let Some(found) = told.lines().find(|line| line.starts_with("seed ")) else {
-        bail!("the simulation did not say what it found: {told}");
+    let reported = String::from_utf8_lossy(&played.stdout);
+    let Some(found) = reported.lines().find(|line| line.starts_with("seed ")) else {
+        bail!("the simulation did not say what it found: {reported}");
     };
     Ok(Some(found.to_owned()))
 }

@@ -13,7 +13,7 @@ const EACH: Duration = Duration::from_millis(2);
 
 /// Share of the whole time in which agents are asked to leave, in percent. The rest is for messages on
 /// their way.
-const TELLING: u32 = 80;
+const ANNOUNCING: u32 = 80;
 
 /// Time for the last messages to reach their agents.
 const LAST_WORDS: Duration = Duration::from_millis(200);
@@ -41,8 +41,8 @@ impl Draining {
     pub async fn begin(&self, time: Duration) {
         let agents = u32::try_from(self.0.receiver_count()).unwrap_or(u32::MAX);
         let from = Instant::now();
-        let telling = (EACH.saturating_mul(agents)).min(time * TELLING / 100);
-        let until = from + telling;
+        let announcing = (EACH.saturating_mul(agents)).min(time * ANNOUNCING / 100);
+        let until = from + announcing;
         self.0.send_replace(Some(Window { from, until }));
         let all_left = async {
             self.0.closed().await;

@@ -248,7 +248,7 @@ impl Index {
             .chain(self.holding_issue())
             .chain(self.crowded_issues())
             .chain(self.beyond_issues())
-            .chain(self.rival_issues())
+            .chain(self.conflict_issues())
             .chain(self.overlarge_issue())
             .collect();
         issues.sort();

@@ -76,7 +76,10 @@ impl Followers {
 
     /// Adds the report of another program that programs this node, or of its rules.
     #[must_use]
-    pub fn with_rival(mut self, competing_proxy: watch::Receiver<Option<Failure>>) -> Self {
+    pub fn with_competing_proxy(
+        mut self,
+        competing_proxy: watch::Receiver<Option<Failure>>,
+    ) -> Self {
         self.competing_proxy = Some(competing_proxy);
         self
     }

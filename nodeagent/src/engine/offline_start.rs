@@ -22,7 +22,7 @@ const GRACE_EMPTY: Duration = Duration::from_millis(100);
 const GRACE_SERVING: Duration = Duration::from_secs(2);
 /// Time between two checks for a kube-proxy that runs. While it does, it serves the node, and with newer
 /// data than the file has.
-const RIVAL_LOOK: Duration = Duration::from_secs(10);
+const COMPETING_PROXY_CHECK: Duration = Duration::from_secs(10);
 
 /// Settings of serving from the cache file.
 #[derive(Clone, Copy, Debug, Default)]
@@ -82,7 +82,7 @@ impl OfflineStart {
             return false;
         }
         if self.kube_proxy_runs() {
-            self.due = Some(now + RIVAL_LOOK);
+            self.due = Some(now + COMPETING_PROXY_CHECK);
             return false;
         }
         self.due = None;

@@ -10,9 +10,9 @@ use crate::host_checks::{Finding, node_ports};
 #[derive(Debug, Default)]
 pub(super) struct Warnings {
     /// The families for which the log already says that the configuration has no range.
-    told_range: [bool; 2],
+    reported_range: [bool; 2],
     /// What the log says of the addresses of node ports, by family.
-    told_ports: [Option<Finding>; 2],
+    reported_ports: [Option<Finding>; 2],
 }
 
 impl Warnings {
@@ -46,7 +46,7 @@ impl Warnings {
     fn ranges(&mut self, family: Family, settings: &NodeSettings) {
         let ranges = &settings.cluster_cidrs;
         let lacks = !ranges.is_empty() && ranges.iter().all(|range| range.family() != family);
-        if lacks && !std::mem::replace(&mut self.told_range[family as usize], true) {
+        if lacks && !std::mem::replace(&mut self.reported_range[family as usize], true) {
             tracing::warn!(
                 %family,
                 "Services have addresses of this family, and clusterCIDR has no range of it: the agent cannot \
@@ -57,7 +57,7 @@ impl Warnings {
 
     /// Warns if the address on which node ports are served is not known, or not any more (A21).
     fn node_ports(&mut self, family: Family, settings: &NodeSettings, node: Option<&NodeFacts>) {
-        let reported = &mut self.told_ports[family as usize];
+        let reported = &mut self.reported_ports[family as usize];
         let now = node_ports::of(family, node, settings);
         if *reported == now {
             return;

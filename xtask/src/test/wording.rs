@@ -1,6 +1,7 @@
 //! Plain English in comments and messages: rules 1 and 4 of "How we write" in CONTRIBUTING.md, as far as a program can
 //! check them.
 
+use std::collections::BTreeSet;
 use std::path::Path;
 
 use anyhow::{Result, ensure};
@@ -43,6 +44,26 @@ const DIALECT: [&str; 18] = [
 /// Further words that no message has. Comments may have them, where they name an actor of the sentence.
 const MESSAGE_DIALECT: [&str; 4] = ["nobody", "others", "our", "ours"];
 
+/// Words of the dialect that no identifier has, as a part of it; CONTRIBUTING.md names better ones.
+const DIALECT_NAMES: [&str; 16] = [
+    "told",
+    "mend",
+    "mended",
+    "meddled",
+    "meddling",
+    "sentry",
+    "belief",
+    "inquiry",
+    "shelf",
+    "glance",
+    "papers",
+    "occupancy",
+    "departing",
+    "recall",
+    "rival",
+    "succession",
+];
+
 /// Words that say nothing in a comment, and words in front of an item's name.
 const EMPTY: &str = "a an the of for in its is returns pub crate super async unsafe fn const static struct enum trait";
 
@@ -73,6 +94,7 @@ pub(super) fn check(root: &Path) -> Result<()> {
             .filter(|(_, word)| OPENINGS.contains(&&**word));
         fragments.extend(bad.map(|(line, word)| format!("{file}:{line}: opens with {word:?}")));
         let mut words = dialect_in(&text);
+        words.extend(dialect_in_names(&text));
         if !UNCHECKED_MESSAGES
             .iter()
             .any(|folder| file.starts_with(folder))
@@ -172,6 +194,36 @@ fn dialect_in(text: &str) -> Vec<(usize, &'static str)> {
     found
 }
 
+/// Returns the words of dialect in identifiers of code, with their lines, up to the tests of the file.
+fn dialect_in_names(text: &str) -> Vec<(usize, &'static str)> {
+    let mut found = Vec::new();
+    let code = text.lines().take_while(|line| *line != "mod tests {");
+    for (index, line) in code.enumerate() {
+        let code = line.split("//").next().unwrap_or_default();
+        let code: Vec<&str> = code.split('"').step_by(2).collect();
+        let parts = parts_of_names(&code.join(" "));
+        let said = DIALECT_NAMES
+            .into_iter()
+            .filter(|word| parts.contains(*word));
+        found.extend(said.map(|word| (index + 1, word)));
+    }
+    found
+}
+
+/// Returns the words of all identifiers in small letters: those of `NodeName` and `node_name` are `node` and `name`.
+fn parts_of_names(code: &str) -> BTreeSet<String> {
+    let (mut parts, mut part) = (BTreeSet::new(), String::new());
+    let mut was_small = false;
+    for c in code.chars().chain([' ']) {
+        if !c.is_ascii_alphanumeric() || c.is_ascii_uppercase() && was_small {
+            parts.insert(std::mem::take(&mut part));
+        }
+        was_small = c.is_ascii_lowercase();
+        part.extend(c.is_ascii_alphanumeric().then_some(c.to_ascii_lowercase()));
+    }
+    parts
+}
+
 /// Returns the words of dialect in string literals, with their lines, up to the tests of the file.
 fn dialect_in_messages(text: &str) -> Vec<(usize, &'static str)> {
     let code = text.split("\n#[cfg(test)]\nmod tests").next();
@@ -224,6 +276,16 @@ mod tests {
         let text =
             "let told = 1; // whoever asks\n/// `told` is amended.\n//! Is told.\nlet mend = 2;\n";
         assert_eq!(dialect_in(text), [(1, "whoever"), (3, "told")]);
+    }
+
+    #[test]
+    fn dialect_counts_as_a_part_of_names() {
+        let text = "let untold = \"told\"; // told\nfn is_told() {}\nstruct PodTold;\nconst TOLD: u8 = 1;\nmod tests {\nlet told = 1;\n";
+        let lines: Vec<usize> = dialect_in_names(text)
+            .into_iter()
+            .map(|(line, _)| line)
+            .collect();
+        assert_eq!(lines, [2, 3, 4]);
     }
 
     #[test]

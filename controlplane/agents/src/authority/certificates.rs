@@ -13,7 +13,7 @@ use crate::cert_issuer::{AUTHORITY, DAY, Pair, control_plane, issue};
 use crate::identity::REPLICAS;
 
 /// Time before its end at which an authority gets a successor.
-const SUCCESSION: Duration = Duration::from_secs(730 * DAY);
+const SUCCESSOR_LEAD: Duration = Duration::from_secs(730 * DAY);
 /// Time for which a successor is only published. Volumes of ConfigMaps follow within minutes.
 const SETTLING: Duration = Duration::from_secs(DAY);
 /// Lifetime of a serving certificate.
@@ -128,7 +128,7 @@ impl Certificates {
                     successor: None,
                 }));
             }
-        } else if left(&self.signer.certificate) < SUCCESSION {
+        } else if left(&self.signer.certificate) < SUCCESSOR_LEAD {
             return Ok(Some(Self {
                 successor: Some(Pair::authority(now)?),
                 ..self.clone()
@@ -207,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn papers_survive_the_secret() {
+    fn certificates_survive_the_secret() {
         let certificates = Certificates::new(&names(), SystemTime::now()).unwrap();
         let data = certificates.write();
         assert_eq!(Certificates::read(&data).as_ref(), Some(&certificates));

@@ -281,10 +281,10 @@ impl Watch {
             .collect();
         let (own, from) = (self.own.clone(), self.hub.store.epoch());
         let on_node = self.hub.own_node.get().cloned();
-        let telling = async move {
+        let announcing = async move {
             WatchEvent::Alive(messages::send(&peers, from, on_node, &own, quiet).await)
         };
-        self.events.push(telling.boxed());
+        self.events.push(announcing.boxed());
     }
 
     /// Publishes who is suspected, if that has changed.

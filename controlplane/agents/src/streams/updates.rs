@@ -98,7 +98,7 @@ pub(super) struct Updates {
     /// The freshness that the agent received last.
     announced: Arc<Freshness>,
     /// [`Head::trust`] of the last update that the agent got.
-    trust_told: u64,
+    trust_sent: u64,
     /// The second part of a message whose first part was sent.
     pub(super) rest: Option<Bytes>,
     /// Orders that may freeze the node.
@@ -106,9 +106,9 @@ pub(super) struct Updates {
     /// Whether the orders freeze the node.
     frozen: Frozen,
     /// The last heartbeat said that the node is frozen.
-    frozen_told: bool,
+    frozen_sent: bool,
     /// The replicas that the last heartbeat named.
-    replicas_told: Vec<String>,
+    replicas_sent: Vec<String>,
     /// The agent holds a complete state, as far as this stream knows.
     holds: bool,
     /// The last piece was the end of an update.
@@ -144,11 +144,11 @@ impl Updates {
             sent: Sent::Other,
             walk: Walk::default(),
             announced,
-            trust_told: 0,
+            trust_sent: 0,
             rest: None,
             frozen: Frozen::Unknown,
-            frozen_told: false,
-            replicas_told: Vec::new(),
+            frozen_sent: false,
+            replicas_sent: Vec::new(),
             orders: WatchStream::new(hub.orders.changes()),
             dispatch,
         }
@@ -158,7 +158,7 @@ impl Updates {
         while let Poll::Ready(Some(orders)) = Pin::new(&mut self.orders).poll_next(cx) {
             self.frozen = Frozen::by(orders.as_deref(), &self.node);
         }
-        if self.frozen_told != (self.frozen == Frozen::Yes) {
+        if self.frozen_sent != (self.frozen == Frozen::Yes) {
             let heartbeat = server_message::Kind::Heartbeat(self.heartbeat());
             self.sent = Sent::Heartbeat;
             return Poll::Ready(Ok(Next::Message(encode(heartbeat))));
@@ -212,7 +212,7 @@ impl Updates {
             // Heartbeats wake the stream, so this needs no timer.
             Opening::Asked(at) => at.elapsed() > ANSWER_WITHIN,
             Opening::Done => {
-                self.cursor.is_behind(self.head.revision) || self.trust_told < self.head.trust
+                self.cursor.is_behind(self.head.revision) || self.trust_sent < self.head.trust
             }
         };
         let keeps = match self.frozen {
@@ -235,11 +235,11 @@ impl Updates {
         let age = self.hub.upstream_age();
         let freshness = self.news(self.hub.store.freshness());
         let frozen = self.hub.orders.frozen(&self.node);
-        self.frozen_told = frozen.is_some();
+        self.frozen_sent = frozen.is_some();
         let mut replicas = self.hub.replicas();
-        match replicas == self.replicas_told {
+        match replicas == self.replicas_sent {
             true => replicas.clear(),
-            false => self.replicas_told.clone_from(&replicas),
+            false => self.replicas_sent.clone_from(&replicas),
         }
         pb::Heartbeat {
             revision: self.head.revision,
@@ -278,7 +278,7 @@ impl Updates {
     /// Notes that the agent gets the end of an update.
     fn ended_at(&mut self, mark: &Mark) {
         (self.holds, self.complete, self.in_snapshot) = (true, true, false);
-        self.trust_told = mark.trust_changes;
+        self.trust_sent = mark.trust_changes;
         self.announced = Arc::clone(&mark.freshness);
         self.dispatch.sent(mark.revision);
     }

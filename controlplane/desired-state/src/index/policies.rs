@@ -145,7 +145,7 @@ impl Index {
     }
 
     /// Returns the issues of Pods that have the address of a Pod of another node.
-    pub(super) fn rival_issues(&self) -> impl Iterator<Item = Issue> {
+    pub(super) fn conflict_issues(&self) -> impl Iterator<Item = Issue> {
         self.address_conflicts.iter().map(|(pod, address, other)| {
             let node = |pod| self.policies.as_ref().and_then(|policies| policies.node_of(pod));
             let [here, there] = [pod, other].map(|pod| node(pod).map_or("", |node| &**node));

@@ -265,14 +265,14 @@ impl<'a> Snapshot<'a> {
 /// `None` when a source of manifests names no nodes, as on a laptop; a cluster always has some.
 fn nodes_are_called(hub: &Hub, facts: &[(NodeName, Arc<NodeFacts>)]) -> Option<String> {
     /// Maximum number of names that are listed.
-    const TOLD: usize = 5;
+    const EVERYTHING: usize = 5;
     let known = facts.iter().filter(|(_, node)| node.known);
     let names: Vec<&str> = known.map(|(name, _)| &**name).collect();
     if !hub.store.head().borrow().synced || (names.is_empty() && !hub.names_are_nodes()) {
         return None;
     }
-    let announced = names.iter().take(TOLD).copied().collect::<Vec<_>>();
-    let called = match names.len().saturating_sub(TOLD) {
+    let announced = names.iter().take(EVERYTHING).copied().collect::<Vec<_>>();
+    let called = match names.len().saturating_sub(EVERYTHING) {
         0 if names.is_empty() => String::new(),
         0 => format!(" Known Nodes: {}", announced.join(", ")),
         more => format!(" Known Nodes: {} and {more} more", announced.join(", ")),

@@ -65,10 +65,10 @@ impl PeerServer {
     ) -> Streamed<T> {
         let (outbox, stream) = mpsc::channel(AHEAD);
         let shutdown = self.hub.shutdown.clone();
-        let telling = tell(Arc::clone(&self.hub), outbox.clone());
+        let announcing = tell(Arc::clone(&self.hub), outbox.clone());
         tokio::spawn(async move {
             tokio::select! {
-                () = telling => {}
+                () = announcing => {}
                 () = outbox.closed() => {}
                 () = shutdown.cancelled() => {}
             }

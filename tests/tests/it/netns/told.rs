@@ -30,17 +30,17 @@ pub(crate) fn why_tells_the_fate_that_the_rules_say() -> Result<()> {
     for choice in choices(seed, CASES) {
         let case = choice.case();
         let expected = expect(&case);
-        let told = told(&case)?;
+        let reported = reported(&case)?;
         ensure!(
-            told == expected.fate,
-            "{case} ({choice}):\ntold {told:?}\nexpected {expected:?}"
+            reported == expected.fate,
+            "{case} ({choice}):\ntold {reported:?}\nexpected {expected:?}"
         );
     }
     Ok(())
 }
 
 /// What is told of a case, in the words of the model.
-fn told(case: &Case) -> Result<Fate> {
+fn reported(case: &Case) -> Result<Fate> {
     let mut events: Vec<Event> = Kind::ALL.map(Event::Init).to_vec();
     events.extend(Kind::ALL.map(Event::InitDone));
     for object in objects(case, NUMBER) {

@@ -100,8 +100,10 @@ impl Group {
         let keep = other.into_iter().fold(keep, |keep, other| {
             keep.rule([RuleStep::Remember(other, self.timeout_s)])
         });
-        let pick =
-            chain(GroupPart::Pick).rule([RuleStep::Is(self.protocol), RuleStep::Recall(self.id)]);
+        let pick = chain(GroupPart::Pick).rule([
+            RuleStep::Is(self.protocol),
+            RuleStep::UseRemembered(self.id),
+        ]);
         let mut chains = vec![pick, keep];
         if self.id.scope() == Scope::Local {
             let inside = self.inside_apart.then(|| self.id.other());

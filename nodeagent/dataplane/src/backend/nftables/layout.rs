@@ -122,7 +122,7 @@ pub(super) enum RuleStep {
     /// `dnat to KEY . numgen random mod M map @endpoints`
     Dnat(Balancer, Class),
     /// `dnat to ip saddr map @affinity-ID`; IPv6 with a second map for the port
-    Recall(AffinityId),
+    UseRemembered(AffinityId),
     /// `update @affinity-ID { ip saddr timeout SECONDS : ip daddr . th dport }`; IPv6 with a second
     /// map for the port
     Remember(AffinityId, u32),

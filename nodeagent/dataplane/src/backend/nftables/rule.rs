@@ -90,7 +90,7 @@ impl Expressions<'_, '_> {
             RuleStep::SetMark => self.change_mark(!mark, mark),
             RuleStep::FlipMark => self.change_mark(u32::MAX, mark),
             RuleStep::Dnat(balancer, class) => self.draw(balancer, class),
-            RuleStep::Recall(id) => self.recall(id),
+            RuleStep::UseRemembered(id) => self.use_remembered(id),
             RuleStep::Remember(id, timeout_s) => self.remember(id, timeout_s),
             RuleStep::GotoKeep(id) => self.verdict(NFT_GOTO, Some(&id.name(GroupPart::Keep))),
             RuleStep::Masquerade => self.expression("masq", |w| {
@@ -314,7 +314,7 @@ impl Expressions<'_, '_> {
     }
 
     /// Sends the packet to the client's last endpoint, if it is known.
-    fn recall(&mut self, id: AffinityId) {
+    fn use_remembered(&mut self, id: AffinityId) {
         let port = FIRST.after(self.family.address_len());
         for (part, register) in Group::maps(self.family).iter().zip([FIRST, port]) {
             self.load(Field::Source, register, 0);

@@ -153,7 +153,7 @@ fn steps(text: &str) -> Vec<RuleStep> {
         "iifname \"cni0\" drop" => vec![RuleStep::FromPodInterface, RuleStep::Drop],
         "iifname != \"cali*\" drop" => vec![RuleStep::NotFromPodInterface, RuleStep::Drop],
         text if text.starts_with("meta l4proto tcp dnat to ip saddr map @affinity-") => {
-            vec![RuleStep::Is(Protocol::Tcp), RuleStep::Recall(SEVEN)]
+            vec![RuleStep::Is(Protocol::Tcp), RuleStep::UseRemembered(SEVEN)]
         }
         text if text.starts_with("update @affinity-") => vec![RuleStep::Remember(SEVEN, 10_800)],
         "drop comment \"an address that no Service has\"" => vec![RuleStep::Drop],
