@@ -159,10 +159,7 @@ fn with_pods(node: &NetNs) -> Result<NetNs> {
 /// Which value is at a percentile of sorted ones.
 fn percentile(sorted: &[Duration], percent: usize) -> Duration {
     let last = sorted.len().saturating_sub(1);
-    sorted
-        .get((last * percent).div_ceil(100))
-        .copied()
-        .unwrap_or_default()
+    sorted.get((last * percent).div_ceil(100)).copied().unwrap_or_default()
 }
 
 /// When, on what and with which versions this was measured.

@@ -117,10 +117,7 @@ impl<'a> Fleet<'a> {
                 NodeSettings::default(),
                 Settings::default(),
             );
-            let name = node(number)["metadata"]["name"]
-                .as_str()
-                .unwrap()
-                .to_owned();
+            let name = node(number)["metadata"]["name"].as_str().unwrap().to_owned();
             (name, runtime.block_on(engine).unwrap(), Cursor::at(0))
         });
         let index = Index::new(Admission {
@@ -154,10 +151,7 @@ impl<'a> Fleet<'a> {
             // An update that says nothing but its revision.
             let is_empty = update.changes.is_empty();
             *size = if is_empty { 0 } else { bytes };
-            self.runtime
-                .block_on(engine.submit(update))
-                .unwrap()
-                .unwrap();
+            self.runtime.block_on(engine.submit(update)).unwrap().unwrap();
         }
         sizes
     }

@@ -250,13 +250,8 @@ async fn applied(client: &mut StatusServiceClient<tonic::transport::Channel>, le
             }
             Err(status) => panic!("{status}"),
         };
-        let node = fleet
-            .nodes
-            .iter()
-            .find(|node| node.state() == pb::NodeState::InSync);
-        let applied = node
-            .and_then(|n| n.report.as_ref())
-            .map_or(0, |r| r.applied_revision);
+        let node = fleet.nodes.iter().find(|node| node.state() == pb::NodeState::InSync);
+        let applied = node.and_then(|n| n.report.as_ref()).map_or(0, |r| r.applied_revision);
         let services = fleet.control_plane.map_or(0, |c| c.services);
         if applied >= least && services == u64::from(FILE_SERVICES) {
             return applied;

@@ -130,20 +130,13 @@ fn topology() -> Topology {
     let mut topology = Topology::standard(1).unwrap();
     for pod in 1..=ENDPOINTS {
         let ip = IpAddr::from([10, 244, 1, pod]);
-        topology
-            .add_pod("node-1", &format!("pod-{pod}"), &[ip])
-            .unwrap();
+        topology.add_pod("node-1", &format!("pod-{pod}"), &[ip]).unwrap();
     }
     let (client, node) = (topology.host("client"), topology.node("node-1"));
     let client = client.unwrap();
-    client
-        .route("10.96.0.0/16".parse().unwrap(), node.unwrap())
-        .unwrap();
+    client.route("10.96.0.0/16".parse().unwrap(), node.unwrap()).unwrap();
     for n in 1..6 {
-        client
-            .netlink()
-            .add_address(LINK, IpAddr::V4(client_ip(n)), 16)
-            .unwrap();
+        client.netlink().add_address(LINK, IpAddr::V4(client_ip(n)), 16).unwrap();
     }
     topology
 }

@@ -138,10 +138,7 @@ impl Bench {
             let mut commits = 0;
             while commits < 2 {
                 monitor.drain(|message| commits += u32::from(Generation::of(message).is_some()));
-                assert!(
-                    started.elapsed() < DEADLINE,
-                    "{drift:?} is not put right"
-                );
+                assert!(started.elapsed() < DEADLINE, "{drift:?} is not put right");
             }
             took.push(started.elapsed());
             // The look that follows, and a pause that makes the next one the first again.

@@ -110,18 +110,13 @@ async fn control_plane(folder: &Path, services: usize) -> Bound {
     let bound = build(config).await.unwrap();
     let mut head = bound.hub().store.head();
     let synced = head.wait_for(|head| head.synced);
-    tokio::time::timeout(DEADLINE, synced)
-        .await
-        .unwrap()
-        .unwrap();
+    tokio::time::timeout(DEADLINE, synced).await.unwrap().unwrap();
     bound
 }
 
 /// Returns the report of an agent that holds everything.
 fn report(n: usize, epoch: u64, revision: u64) -> pb::Report {
-    let now = SystemTime::now()
-        .duration_since(SystemTime::UNIX_EPOCH)
-        .unwrap();
+    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap();
     let now = u64::try_from(now.as_millis()).unwrap();
     let family = |family: pb::Family| pb::FamilyStatus {
         family: family.into(),
@@ -192,17 +187,11 @@ async fn agent(n: usize, channel: Channel, bound: Arc<Bound>) {
     };
     let (send, outbound) = mpsc::channel(4);
     let message = |kind| AgentMessage { kind: Some(kind) };
-    send.send(message(agent_message::Kind::Hello(hello)))
-        .await
-        .unwrap();
-    let answers = AgentServiceClient::new(channel)
-        .sync(ReceiverStream::new(outbound))
-        .await;
+    send.send(message(agent_message::Kind::Hello(hello))).await.unwrap();
+    let answers = AgentServiceClient::new(channel).sync(ReceiverStream::new(outbound)).await;
     let mut answers = answers.unwrap().into_inner();
     let report = report(n, store.epoch(), revision);
-    send.send(message(agent_message::Kind::Report(report)))
-        .await
-        .unwrap();
+    send.send(message(agent_message::Kind::Report(report))).await.unwrap();
     while let Ok(Some(answer)) = answers.message().await {
         let reply = match answer.kind {
             Some(pb::server_message::Kind::Ping(ping)) => {
@@ -211,9 +200,7 @@ async fn agent(n: usize, channel: Channel, bound: Arc<Bound>) {
             Some(pb::server_message::Kind::Inspect(asked)) => {
                 agent_message::Kind::Inspection(pb::Inspection {
                     token: asked.token,
-                    connected: asked
-                        .connected
-                        .map(|asked| connected(n, asked.most as usize)),
+                    connected: asked.connected.map(|asked| connected(n, asked.most as usize)),
                     ..pb::Inspection::default()
                 })
             }
@@ -330,9 +317,7 @@ async fn fleet() {
     for (command, goal_ms) in COMMANDS {
         measure(status, command, goal_ms).await;
     }
-    tokio::task::spawn_blocking(move || page(status))
-        .await
-        .unwrap();
+    tokio::task::spawn_blocking(move || page(status)).await.unwrap();
     viewers(status).await;
 }
 

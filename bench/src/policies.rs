@@ -87,9 +87,7 @@ fn peer(address: IpAddr, number: u32) -> PolicyObject {
 }
 
 fn policy(number: u32) -> Policy {
-    let groups = (0..GROUPS)
-        .map(|group| id(3, number * GROUPS + group))
-        .collect();
+    let groups = (0..GROUPS).map(|group| id(3, number * GROUPS + group)).collect();
     Policy {
         name: PodName::new("shop", &format!("policy-{number}")),
         ingress: Some(vec![PolicyRule {
@@ -115,9 +113,7 @@ fn pod(number: u32, address: IpAddr) -> LocalPod {
 
 /// Everything that a node gets.
 fn cluster(policies: u32) -> Vec<PolicyObject> {
-    let mut objects: Vec<_> = (0..PEERS)
-        .map(|number| peer(address(64, number), number))
-        .collect();
+    let mut objects: Vec<_> = (0..PEERS).map(|number| peer(address(64, number), number)).collect();
     objects.extend((0..CLASSES).map(|number| {
         PolicyObject::Class(PeerClass {
             id: class(number),
@@ -146,10 +142,7 @@ fn enforcer() -> Enforcer {
 }
 
 fn apply(enforcer: &mut Enforcer, objects: &[PolicyObject], complete: bool) -> PolicyApplied {
-    let named: Vec<_> = objects
-        .iter()
-        .map(|object| (object.key(), Some(object)))
-        .collect();
+    let named: Vec<_> = objects.iter().map(|object| (object.key(), Some(object))).collect();
     change(enforcer, &named, complete)
 }
 

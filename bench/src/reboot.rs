@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use crate::workload::{Workload, cluster_ip, endpoint, percentiles};
 use kp_nodeagent::cache::Cache;
-use kp_nodeagent::engine::{Engine, Followers, CheckpointSettings};
+use kp_nodeagent::engine::{CheckpointSettings, Engine, Followers};
 use kplane_dataplane::backend::noop;
 use kplane_dataplane::plan::NodeSettings;
 use kplane_desired_state::publish::{Cursor, Store};
@@ -44,9 +44,7 @@ pub(crate) fn main() {
     for services in [1_000, 10_000] {
         let folder = tempfile::tempdir().unwrap();
         runtime.block_on(remember(folder.path(), services));
-        let mut took: Vec<_> = (0..ROUNDS)
-            .map(|_| first_packet(folder.path(), services))
-            .collect();
+        let mut took: Vec<_> = (0..ROUNDS).map(|_| first_packet(folder.path(), services)).collect();
         took.sort();
         println!("{services:>8} | {}", percentiles(&took));
         if services == 10_000 {

@@ -31,9 +31,8 @@ pub(crate) struct Workload {
 impl Workload {
     /// Endpoints of a Service, the last of which may be another one.
     fn endpoints(self, n: u32, last: Option<Endpoint>) -> Vec<Endpoint> {
-        let mut endpoints: Vec<Endpoint> = (0..self.endpoints)
-            .map(|i| endpoint(self.endpoints * n + i))
-            .collect();
+        let mut endpoints: Vec<Endpoint> =
+            (0..self.endpoints).map(|i| endpoint(self.endpoints * n + i)).collect();
         if let (Some(last), Some(place)) = (last, endpoints.last_mut()) {
             *place = last;
         }

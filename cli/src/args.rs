@@ -142,9 +142,7 @@ impl Options {
             // The time until the goal is no time to wait for an answer.
             self.timeout = self.timeout.min(ANSWER);
         }
-        let both = matches
-            .subcommand_name()
-            .is_some_and(|name| BOTH.contains(&name));
+        let both = matches.subcommand_name().is_some_and(|name| BOTH.contains(&name));
         self.place.settle(matches, both)?;
         self.identity.fit(self.place.server.as_mut())
     }

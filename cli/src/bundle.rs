@@ -107,11 +107,7 @@ impl Bundle {
     pub(crate) fn write(self, path: &Path) -> io::Result<usize> {
         let bytes = self.archive.into_inner()?.finish()?;
         let mut options = OpenOptions::new();
-        let mut file = options
-            .write(true)
-            .create_new(true)
-            .mode(0o600)
-            .open(path)?;
+        let mut file = options.write(true).create_new(true).mode(0o600).open(path)?;
         file.write_all(&bytes)?;
         Ok(bytes.len())
     }

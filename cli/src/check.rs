@@ -97,9 +97,7 @@ impl Finding {
 /// Returns the outcome of all findings: the worst one, and `Ok` where there is only something to note.
 pub(crate) fn outcome(findings: &[Finding]) -> Outcome {
     let worst = findings.iter().map(|finding| finding.outcome).max();
-    worst
-        .filter(|worst| *worst > Outcome::Warning)
-        .unwrap_or(Outcome::Ok)
+    worst.filter(|worst| *worst > Outcome::Warning).unwrap_or(Outcome::Ok)
 }
 
 /// Returns some names, and the number of the others.

@@ -156,9 +156,7 @@ impl Client {
     /// Returns the fleet now and after each change.
     pub(crate) async fn watch_fleet(&self) -> Result<FleetStream, Error> {
         let mut stub = self.stub.clone();
-        let stream = self
-            .ask(stub.watch_fleet(pb::GetFleetRequest::default()))
-            .await?;
+        let stream = self.ask(stub.watch_fleet(pb::GetFleetRequest::default())).await?;
         Ok(FleetStream::new(Messages::new(stream, self)))
     }
 
@@ -266,8 +264,7 @@ impl Client {
         request: pb::ExplainRequest,
     ) -> Result<pb::Explanation, Error> {
         let mut stub = self.stub.clone();
-        self.known(name, self.ask(stub.explain(request)).await)
-            .await
+        self.known(name, self.ask(stub.explain(request)).await).await
     }
 
     /// Returns the fate of a packet, and what came back when the node tried.
@@ -277,8 +274,7 @@ impl Client {
         request: pb::ExplainRequest,
     ) -> Result<pb::TryResponse, Error> {
         let mut stub = self.stub.clone();
-        self.known(name, self.ask(stub.try_service(request)).await)
-            .await
+        self.known(name, self.ask(stub.try_service(request)).await).await
     }
 
     /// Names similar Services where there is none of this name.

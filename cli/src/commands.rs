@@ -243,9 +243,7 @@ fn ask(question: &str) -> Result<bool, Failure> {
     let mut answer = String::new();
     io::stdin().read_line(&mut answer)?;
     let answer = answer.trim();
-    Ok(["y", "yes"]
-        .iter()
-        .any(|yes| answer.eq_ignore_ascii_case(yes)))
+    Ok(["y", "yes"].iter().any(|yes| answer.eq_ignore_ascii_case(yes)))
 }
 
 /// Shows this program's version even when the control plane does not answer.

@@ -70,9 +70,7 @@ pub(crate) fn at_prompt(program: &str) -> Option<ExitCode> {
             Err(_) => ExitCode::FAILURE,
         });
     }
-    CompleteEnv::with_factory(completing)
-        .var(VARIABLE)
-        .complete();
+    CompleteEnv::with_factory(completing).var(VARIABLE).complete();
     None
 }
 
@@ -150,9 +148,7 @@ fn candidates(names: Names, current: &OsStr) -> Vec<CompletionCandidate> {
     let Some((options, line)) = line() else {
         return Vec::new();
     };
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let Ok(runtime) = runtime else {
         return Vec::new();
     };
@@ -234,14 +230,12 @@ async fn ask(
         let keys = ports.filter_map(|port| port.key);
         keys.map(|key| (key.namespace, key.name)).collect()
     };
-    let found = all
-        .into_iter()
-        .map(|(namespace, name)| match (names, &within, in_word) {
-            (Names::Namespaces, _, _) => namespace,
-            // The namespace is on the line already.
-            (_, Some(_), None) => format!("{kind}{name}"),
-            _ => format!("{kind}{namespace}/{name}"),
-        });
+    let found = all.into_iter().map(|(namespace, name)| match (names, &within, in_word) {
+        (Names::Namespaces, _, _) => namespace,
+        // The namespace is on the line already.
+        (_, Some(_), None) => format!("{kind}{name}"),
+        _ => format!("{kind}{namespace}/{name}"),
+    });
     Ok(found.collect())
 }
 

@@ -96,12 +96,7 @@ impl Admin {
         };
         let greet = move |stream| {
             let config = for_pages(&follower.current());
-            async move {
-                TlsAcceptor::from(config)
-                    .accept(stream)
-                    .await
-                    .map_err(explain)
-            }
+            async move { TlsAcceptor::from(config).accept(stream).await.map_err(explain) }
         };
         serve_inside(listener, &guests, greet, respond).await;
     }
@@ -134,11 +129,7 @@ impl Admin {
                 // Writing to a string cannot fail.
                 let _ = writeln!(body, "{kind}: {}", describe(&state));
             }
-            for limiter in self
-                .limiters
-                .iter()
-                .filter(|limiter| limiter.cover() != Cover::Closed)
-            {
+            for limiter in self.limiters.iter().filter(|limiter| limiter.cover() != Cover::Closed) {
                 let _ = writeln!(body, "port for {}: {}", limiter.what(), limiter.cover());
             }
             let doubt = self.hub.store.trust();

@@ -173,9 +173,8 @@ async fn start(config: Config) -> Result<Bound, BuildError> {
     let mut tasks = JoinSet::new();
     let own = Own::default();
     let (hub, api) = start_hub(&config, &mut tasks).await?;
-    let plain_text = config
-        .protection
-        .plain_text([("agents", &agents), ("the status API", &status)]);
+    let plain_text =
+        config.protection.plain_text([("agents", &agents), ("the status API", &status)]);
     // Nobody else sets it.
     let _ = hub.plain_text_ports.set(plain_text);
     let authenticator = Authenticator::open(&config.identity, Arc::clone(&hub), api.clone())?;
@@ -299,8 +298,7 @@ async fn start_hub(
         batches,
     );
     hub.suspects.set_mode(config.dead_node);
-    hub.snapshots
-        .limit(config.agent_limits.snapshots_per_second);
+    hub.snapshots.limit(config.agent_limits.snapshots_per_second);
     if let Some(node) = config.own_node.clone() {
         // Nobody else sets it.
         let _ = hub.own_node.set(node);

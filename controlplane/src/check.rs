@@ -22,12 +22,7 @@ pub fn run(path: &Path, admission: Admission) -> ExitCode {
         }
     };
     let mut events: Vec<Event> = Kind::ALL.into_iter().map(Event::Init).collect();
-    events.extend(
-        loaded
-            .objects
-            .into_iter()
-            .map(|object| Event::InitApply(Box::new(object))),
-    );
+    events.extend(loaded.objects.into_iter().map(|object| Event::InitApply(Box::new(object))));
     events.extend(Kind::ALL.into_iter().map(Event::InitDone));
     events.push(Event::Issues(loaded.issues));
     events.push(Event::Doubts(loaded.doubts));
@@ -48,11 +43,7 @@ pub fn run(path: &Path, admission: Admission) -> ExitCode {
 }
 
 fn report(path: &Path, issues: &[Issue], totals: Totals) -> ExitCode {
-    let of = |severity| {
-        issues
-            .iter()
-            .filter(move |issue| issue.severity == severity)
-    };
+    let of = |severity| issues.iter().filter(move |issue| issue.severity == severity);
     for severity in [Severity::Error, Severity::Warning] {
         for issue in of(severity) {
             println!("{severity}: {issue}");

@@ -307,9 +307,7 @@ impl Args {
         let allowed = &self.allow_external_ips;
         Admission {
             external_ips: ExternalIps::new(allowed.allowed, self.external_ip_cidr.clone()),
-            reserved: reserved
-                .with_listed(&self.reserved_ports)
-                .except(&allowed.on_nodes),
+            reserved: reserved.with_listed(&self.reserved_ports).except(&allowed.on_nodes),
             namespace_elements: self.namespace_elements,
             proxying: Proxying {
                 services: self.userspace_services.clone(),

@@ -161,9 +161,7 @@ fn wanted(args: &Args) -> Vec<(Name, Mode)> {
     } else {
         &args.mode
     };
-    let pairs = modes
-        .iter()
-        .flat_map(|mode| names.iter().map(|name| (*name, *mode)));
+    let pairs = modes.iter().flat_map(|mode| names.iter().map(|name| (*name, *mode)));
     pairs.collect()
 }
 
@@ -195,9 +193,7 @@ fn prepare<'a>(args: &'a Args, root: &'static Path) -> Result<Stage<'a>> {
 
 fn is_there(program: &str) -> bool {
     let mut command = Command::new("sh");
-    command
-        .args(["-c", "command -v \"$0\"", program])
-        .stdout(Stdio::null());
+    command.args(["-c", "command -v \"$0\"", program]).stdout(Stdio::null());
     let path = std::env::var("PATH").unwrap_or_default();
     command.env("PATH", format!("{path}:/usr/sbin:/sbin"));
     command.status().is_ok_and(|status| status.success())
@@ -333,9 +329,7 @@ impl Stage<'_> {
             ("minutes", format!("{:.0}", seconds as f64 / 60.0)),
         ];
         facts.extend(killed.map(|pod| ("killed half-way", pod)));
-        let facts = facts
-            .into_iter()
-            .map(|(name, value)| (name.to_owned(), value));
+        let facts = facts.into_iter().map(|(name, value)| (name.to_owned(), value));
         Ok(facts.collect())
     }
 }

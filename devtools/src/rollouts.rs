@@ -269,9 +269,7 @@ impl<'a> Stand<'a> {
             think: Duration::from_secs(1) * clients / self.args.rate.max(1),
         };
         let start = |number| {
-            let ns = self
-                .cluster
-                .pod_ns(&format!("{NAMESPACE}/{}", client(number)))?;
+            let ns = self.cluster.pod_ns(&format!("{NAMESPACE}/{}", client(number)))?;
             let probe = Probe::tcp(self.service);
             eventually(DEADLINE, "the Service answers", || probe.reply(&ns))?;
             Load::start(&ns, probe, pace)
@@ -307,8 +305,7 @@ impl<'a> Stand<'a> {
         thread::sleep(MARGIN);
         let began = Instant::now();
         let of = format!("deployment/{SERVICE}");
-        self.cluster
-            .kubectl(&["rollout", "restart", "-n", NAMESPACE, &of])?;
+        self.cluster.kubectl(&["rollout", "restart", "-n", NAMESPACE, &of])?;
         self.rolled()?;
         let took = began.elapsed();
         // Until the last of the old Pods has ended.
@@ -344,9 +341,7 @@ impl<'a> Stand<'a> {
         node.ns()?.netlink()?.down(LINK)?;
         thread::sleep(CUT);
         let report = sum(loads.into_iter().map(Load::stop));
-        let failed = report
-            .last_failed
-            .map(|at| at.saturating_duration_since(began));
+        let failed = report.last_failed.map(|at| at.saturating_duration_since(began));
         Ok(self.row(
             "a node's link is cut, last failure after",
             "",

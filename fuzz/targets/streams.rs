@@ -64,7 +64,8 @@ fuzz_target!(|bytes: &[u8]| {
 
 async fn serve(bytes: &[u8]) {
     let (hub, _source) = hub().await;
-    let authenticator = Authenticator::open(&AuthenticatorConfig::default(), Arc::clone(&hub), None).unwrap();
+    let authenticator =
+        Authenticator::open(&AuthenticatorConfig::default(), Arc::clone(&hub), None).unwrap();
     let agents = AgentServer::new(Arc::clone(&hub), authenticator);
 
     let mut stream = AgentStream::open(&agents).await;

@@ -86,9 +86,7 @@ fn signed(claims: &[u8]) {
     let header = r#"{"alg":"ES256","kid":"k"}"#;
     let [one, two] = [header.as_bytes(), claims].map(|part| URL_SAFE_NO_PAD.encode(part));
     let message = format!("{one}.{two}");
-    let signature = SIGNER
-        .sign(&SystemRandom::new(), message.as_bytes())
-        .unwrap();
+    let signature = SIGNER.sign(&SystemRandom::new(), message.as_bytes()).unwrap();
     if message.len() + 200 > Token::MAX_BYTES {
         return;
     }

@@ -207,7 +207,5 @@ where
         // Header names are written as Go writes them, for load balancers that compare bytes.
         .title_case_headers(true)
         .keep_alive(false);
-    protocol
-        .serve_connection(TokioIo::new(stream), service)
-        .await
+    protocol.serve_connection(TokioIo::new(stream), service).await
 }

@@ -53,9 +53,7 @@ mod tests {
         assert!(times.iter().all(|t| *t >= SECOND && *t <= 2 * SECOND));
         for tenth in 0..10 {
             let from = SECOND + SECOND * tenth / 10;
-            let inside = times
-                .iter()
-                .filter(|t| **t >= from && **t < from + SECOND / 10);
+            let inside = times.iter().filter(|t| **t >= from && **t < from + SECOND / 10);
             assert!((50..200).contains(&inside.count()), "{tenth}");
         }
         assert_eq!(between(SECOND, SECOND), SECOND);
@@ -65,11 +63,7 @@ mod tests {
 
     #[test]
     fn a_seed_repeats_the_times_of_its_thread_only() {
-        let some = || {
-            (0..8)
-                .map(|_| between(Duration::ZERO, SECOND))
-                .collect::<Vec<_>>()
-        };
+        let some = || (0..8).map(|_| between(Duration::ZERO, SECOND)).collect::<Vec<_>>();
         let seeded = |seed| {
             std::thread::spawn(move || {
                 repeat(seed);

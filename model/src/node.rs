@@ -36,9 +36,6 @@ pub struct NodeFacts {
 impl NodeFacts {
     /// Returns the node's first address of a family (`primary` in `nodePortAddresses`, A21).
     pub fn primary_address(&self, family: Family) -> Option<IpAddr> {
-        self.addresses
-            .iter()
-            .copied()
-            .find(|ip| Family::of(*ip) == family)
+        self.addresses.iter().copied().find(|ip| Family::of(*ip) == family)
     }
 }

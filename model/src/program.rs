@@ -94,9 +94,6 @@ impl LocalEndpoints {
     /// none is ready (B5).
     pub fn selected(&self) -> impl Iterator<Item = EndpointAddr> + '_ {
         let any_ready = self.endpoints.iter().any(|e| e.ready);
-        self.endpoints
-            .iter()
-            .filter(move |e| e.ready == any_ready)
-            .map(|e| e.addr)
+        self.endpoints.iter().filter(move |e| e.ready == any_ready).map(|e| e.addr)
     }
 }

@@ -77,9 +77,7 @@ impl Variants {
             return Vec::new();
         }
         let serving = self.serving.iter().copied();
-        serving
-            .filter(|addr| variant.binary_search(addr).is_err())
-            .collect()
+        serving.filter(|addr| variant.binary_search(addr).is_err()).collect()
     }
 }
 
@@ -154,13 +152,10 @@ pub fn local_by_node(endpoints: &[Endpoint]) -> BTreeMap<NodeName, Vec<LocalEndp
     let mut by_node = BTreeMap::<NodeName, Vec<LocalEndpoint>>::new();
     for endpoint in endpoints.iter().filter(|e| e.is_usable()) {
         if let Some(node) = &endpoint.node {
-            by_node
-                .entry(node.clone())
-                .or_default()
-                .push(LocalEndpoint {
-                    addr: endpoint.addr,
-                    ready: endpoint.ready,
-                });
+            by_node.entry(node.clone()).or_default().push(LocalEndpoint {
+                addr: endpoint.addr,
+                ready: endpoint.ready,
+            });
         }
     }
     by_node
@@ -244,9 +239,7 @@ pub fn categorize(
     let cluster = port
         .uses_cluster_endpoints()
         .then(|| cluster_endpoints(endpoints, mode, node, zone));
-    let local = port
-        .uses_local_endpoints()
-        .then(|| local_endpoints(endpoints, node));
+    let local = port.uses_local_endpoints().then(|| local_endpoints(endpoints, node));
     let all: BTreeSet<EndpointAddr> = cluster.iter().chain(&local).flatten().copied().collect();
     Categorized {
         all: all.into_iter().collect(),

@@ -487,10 +487,7 @@ impl Bound {
         let mut reports = self.engine.reports();
         drop(self.engine);
         let engine_ends = async { while reports.changed().await.is_ok() {} };
-        if tokio::time::timeout(ENGINE_EXIT, engine_ends)
-            .await
-            .is_err()
-        {
+        if tokio::time::timeout(ENGINE_EXIT, engine_ends).await.is_err() {
             tracing::warn!(
                 "the kernel is still busy after {ENGINE_EXIT:?}; the agent exits without waiting"
             );

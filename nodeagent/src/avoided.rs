@@ -84,9 +84,7 @@ impl Refusals {
         let mut recent: Vec<_> = recent.map(|(key, refused)| (key, refused.2)).collect();
         recent.sort_unstable();
         let recent = recent.into_iter().take(MOST);
-        recent
-            .map(|(key, since_ms)| failure(key, since_ms))
-            .collect()
+        recent.map(|(key, since_ms)| failure(key, since_ms)).collect()
     }
 }
 

@@ -77,7 +77,7 @@ pub struct CheckpointWriter(Output);
 enum Output {
     /// A thread writes. Callers do not wait for the disk.
     Thread {
-        slot: Arc<Slot>,
+        slot: Arc<WriteSlot>,
         ended: Receiver<()>,
     },
     MemoryFile(MemoryFile, NodeName),
@@ -85,7 +85,7 @@ enum Output {
 
 /// The snapshot to write next. A newer snapshot replaces one that waits.
 #[derive(Debug, Default)]
-struct Slot {
+struct WriteSlot {
     state: Mutex<Pending>,
     wake: Condvar,
 }
@@ -114,7 +114,7 @@ pub struct Remains {
     pub suspects: String,
 }
 
-impl Slot {
+impl WriteSlot {
     /// Locks the state. Every step leaves it consistent, so a panic in another thread does not spoil it.
     fn lock(&self) -> MutexGuard<'_, Pending> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
@@ -263,7 +263,7 @@ struct Disk {
 
 impl Disk {
     fn start(self) -> std::io::Result<(CheckpointWriter, Remains)> {
-        let slot = Arc::<Slot>::default();
+        let slot = Arc::<WriteSlot>::default();
         let theirs = slot.clone();
         let (reported, memory) = sync_channel(1);
         let (ends, ended) = sync_channel(1);
@@ -279,9 +279,7 @@ impl Disk {
             self.write_all(&theirs, suspects);
             drop(ends);
         };
-        std::thread::Builder::new()
-            .name("cache".to_owned())
-            .spawn(thread)?;
+        std::thread::Builder::new().name("cache".to_owned()).spawn(thread)?;
         let left = memory.recv_timeout(PATIENCE).unwrap_or_else(|_| {
             let file = path.display();
             tracing::warn!(%file, "cannot read the cache within {PATIENCE:?}; the agent starts \
@@ -337,7 +335,7 @@ impl Disk {
         }
     }
 
-    fn write_all(&self, slot: &Slot, mut noted: String) {
+    fn write_all(&self, slot: &WriteSlot, mut noted: String) {
         let file = self.path.display();
         let suspects = self.suspects();
         let mut complained = false;

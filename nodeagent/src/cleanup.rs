@@ -87,8 +87,7 @@ pub fn run(task: &Cleanup) -> Done {
             stays.extend(names.map(|name| format!("kept: {owner} {name}")));
         } else if task.dry_run {
             done.tell(owner, "would remove", found.names());
-            done.problems
-                .extend(found.problems().iter().map(ToString::to_string));
+            done.problems.extend(found.problems().iter().map(ToString::to_string));
         } else {
             done.remove(owner, found);
         }
@@ -133,15 +132,13 @@ impl fmt::Display for Owner {
 
 impl Done {
     fn tell(&mut self, owner: Owner, verb: &str, names: impl Iterator<Item = String>) {
-        self.lines
-            .extend(names.map(|name| format!("{verb}: {owner} {name}")));
+        self.lines.extend(names.map(|name| format!("{verb}: {owner} {name}")));
     }
 
     fn remove(&mut self, owner: Owner, found: Leftovers) {
         let outcome = found.remove();
         self.tell(owner, "removed", outcome.removed.into_iter());
-        self.problems
-            .extend(outcome.problems.iter().map(ToString::to_string));
+        self.problems.extend(outcome.problems.iter().map(ToString::to_string));
     }
 
     /// Restores the kernel settings that agents changed. A kube-proxy that runs may rely on them.

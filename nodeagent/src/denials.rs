@@ -118,8 +118,7 @@ impl Shared {
         let (now, mut state) = (Instant::now(), self.state.lock());
         let was_open = state.log.is_some();
         let answer = state.answer(question, now, open_log);
-        self.followed
-            .send_if_modified(|followed| state.follows(followed, now));
+        self.followed.send_if_modified(|followed| state.follows(followed, now));
         if state.log.is_some() && !was_open {
             Handle::current().spawn(collect(Arc::clone(&self)));
         }
@@ -134,8 +133,7 @@ impl Shared {
             whole = log.read(AT_ONCE, |packet| logged.push(packet));
         }
         let goes_on = state.take(&logged, whole, now);
-        self.followed
-            .send_if_modified(|followed| state.follows(followed, now));
+        self.followed.send_if_modified(|followed| state.follows(followed, now));
         goes_on
     }
 }
@@ -174,8 +172,7 @@ impl Subscriptions {
 
     /// Hands samples to all followers, and forgets those that ask no more. Returns false when none is left.
     fn take(&mut self, logged: &[Logged], whole: bool, now: Instant) -> bool {
-        self.followers
-            .retain(|_, follower| now.duration_since(follower.asked) < LEASE);
+        self.followers.retain(|_, follower| now.duration_since(follower.asked) < LEASE);
         for follower in self.followers.values_mut() {
             follower.take(logged, whole, now);
         }
@@ -187,10 +184,7 @@ impl Subscriptions {
 
     /// Writes down whom the kernel has to log; returns whether that is new.
     fn follows(&self, followed: &mut Followed, now: Instant) -> bool {
-        let served = self
-            .followers
-            .values()
-            .filter(|follower| follower.is_served(now));
+        let served = self.followers.values().filter(|follower| follower.is_served(now));
         let mut pods: Vec<_> = served.map(|follower| follower.pods.clone()).collect();
         pods.sort_unstable();
         pods.dedup();
@@ -288,11 +282,7 @@ mod tests {
     }
 
     fn ports(answer: &pb::Denials) -> Vec<u32> {
-        answer
-            .packets
-            .iter()
-            .map(|packet| packet.from_port)
-            .collect()
+        answer.packets.iter().map(|packet| packet.from_port).collect()
     }
 
     #[test]
@@ -349,11 +339,6 @@ mod tests {
         assert!(nobody.answer(question(1, "db-0"), now, busy).is_err());
         assert!(nobody.followers.is_empty());
         let long = question(8, &"x".repeat(NAME + 1));
-        assert!(
-            state
-                .answer(long, now, busy)
-                .unwrap_err()
-                .contains("too long")
-        );
+        assert!(state.answer(long, now, busy).unwrap_err().contains("too long"));
     }
 }

@@ -199,9 +199,7 @@ impl Engine {
             runtime.block_on(run(core, inputs, &publish));
         };
         let builder = std::thread::Builder::new().name("engine".to_owned());
-        builder
-            .spawn(thread)
-            .map_err(|error| cannot_start(&error.to_string()))?;
+        builder.spawn(thread).map_err(|error| cannot_start(&error.to_string()))?;
         let (backend, serving, proxy, confirmation) = match answer.await {
             Ok(opened) => opened?,
             Err(_) => return Err(cannot_start("its thread ended while opening the backend")),
@@ -273,8 +271,7 @@ impl Engine {
     /// # Errors
     /// [`Stopped`].
     pub async fn inspect(&self, service: ServiceName) -> Result<Option<Inspection>, Stopped> {
-        self.ask(|reported| Question::Inspect(service, reported))
-            .await
+        self.ask(|reported| Question::Inspect(service, reported)).await
     }
 
     /// Returns the digests of so many ranges of the desired state, a power of two; `None` if the state cannot be

@@ -44,10 +44,7 @@ pub(crate) async fn inherit(settings: &UserspaceSettings, node: &NodeName) {
     }
     let path = socket_path(folder, node);
     let asked = spawn_blocking(move || ask(&path)).await;
-    match asked
-        .map_err(|error| HandoverError::Io(error.into()))
-        .flatten()
-    {
+    match asked.map_err(|error| HandoverError::Io(error.into())).flatten() {
         Ok(None) => {}
         Ok(Some(bundle)) => {
             let [listeners, connections, flows] = bundle.counts();

@@ -197,9 +197,7 @@ fn is_healthy(report: &Report, now: Instant) -> bool {
 /// does, and while nothing is served.
 pub(crate) fn stale_since(report: &Report, connection: &Connection) -> Option<u64> {
     let lost = report.held.is_some() && !connection.live;
-    report
-        .stale_since_ms
-        .or(lost.then_some(connection.since_ms))
+    report.stale_since_ms.or(lost.then_some(connection.since_ms))
 }
 
 /// Returns whether load balancers may use the node. A node that the control plane does not know counts as

@@ -134,10 +134,7 @@ pub fn findings(
     served: [bool; 2],
 ) -> Vec<Finding> {
     let mut found = Vec::new();
-    for family in Family::ALL
-        .into_iter()
-        .filter(|family| served[*family as usize])
-    {
+    for family in Family::ALL.into_iter().filter(|family| served[*family as usize]) {
         found.extend(forwarding(seen, family));
         found.extend(dropping(seen, family));
         found.extend(bridges::passed_by(seen, family));

@@ -26,10 +26,7 @@ pub fn start(settings: LogSettings) -> LogControl {
     } else {
         lines.boxed()
     };
-    tracing_subscriber::registry()
-        .with(filter)
-        .with(lines)
-        .init();
+    tracing_subscriber::registry().with(filter).with(lines).init();
     LogControl((!is_given).then_some(handle))
 }
 

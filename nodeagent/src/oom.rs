@@ -34,11 +34,7 @@ mod tests {
     /// Raising the score needs no privilege, and raising it by 0 changes nothing for other tests.
     #[test]
     fn the_score_of_this_process_can_be_set() {
-        let now: i32 = std::fs::read_to_string(FILE)
-            .unwrap()
-            .trim()
-            .parse()
-            .unwrap();
+        let now: i32 = std::fs::read_to_string(FILE).unwrap().trim().parse().unwrap();
         set_score(now).unwrap();
         assert!(set_score(2000).is_err(), "the kernel accepts 1000 at most");
     }

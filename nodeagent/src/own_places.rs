@@ -43,11 +43,9 @@ impl OwnPlaces {
         let kubelet = KUBELET_PORTS.map(|port| (port, Holder::Kubelet));
         let ours = self.listeners.iter();
         let ours = ours.map(|listener| (listener.port(), Holder::NodeAgent));
-        let ports = ours
-            .chain(kubelet)
-            .fold(ReservedPorts::default(), |ports, (port, holder)| {
-                ports.with(port, holder)
-            });
+        let ports = ours.chain(kubelet).fold(ReservedPorts::default(), |ports, (port, holder)| {
+            ports.with(port, holder)
+        });
         let reserved = Reserved {
             ports,
             own: self.addresses.iter().copied().collect(),

@@ -201,9 +201,7 @@ fn attempt(kind: Kind, settings: backend::Settings) -> Attempt {
             Err(error) => Attempt::Fails(chain(&error)),
         }
     };
-    let tried = thread::Builder::new()
-        .name("preflight".to_owned())
-        .spawn(work);
+    let tried = thread::Builder::new().name("preflight".to_owned()).spawn(work);
     match tried.map(thread::JoinHandle::join) {
         Ok(Ok(attempt)) => attempt,
         Ok(Err(_)) => Attempt::NotTried("the attempt crashed".to_owned()),
@@ -265,10 +263,7 @@ fn owners(processes: &[String]) -> CheckFinding {
     }
     let names: Vec<&str> = found.iter().map(|(name, _)| *name).collect();
     CheckFinding {
-        details: found
-            .iter()
-            .map(|(name, means)| format!("{name}: {means}"))
-            .collect(),
+        details: found.iter().map(|(name, means)| format!("{name}: {means}")).collect(),
         ..finding(
             CHECK,
             Outcome::Warning,
@@ -315,10 +310,7 @@ fn left(backend: Kind, competing_proxy: Option<CompetingProxy>) -> CheckFinding 
     }
     let found = leftovers::kube_proxys(backend);
     let names: Vec<String> = found.names().collect();
-    let stay = found
-        .problems()
-        .iter()
-        .filter(|problem| !problem.is_harmless());
+    let stay = found.problems().iter().filter(|problem| !problem.is_harmless());
     let stay: Vec<String> = stay.map(ToString::to_string).collect();
     let (outcome, text, details, remedy) = match (
         stay.is_empty(),

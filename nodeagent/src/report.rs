@@ -369,11 +369,7 @@ impl FamilyReport {
         pb::FamilyStatus {
             family: pb::Family::from(family).into(),
             programmed: self.programmed,
-            error: self
-                .error
-                .as_ref()
-                .map_or("", |e| clip(&e.reason))
-                .to_owned(),
+            error: self.error.as_ref().map_or("", |e| clip(&e.reason)).to_owned(),
             error_since_ms: self.error.as_ref().map_or(0, |error| error.since_ms),
             rules: self.rules.map(|counts| pb::RuleStats {
                 rules: counts.total.iter().sum(),

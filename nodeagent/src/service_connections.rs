@@ -302,9 +302,7 @@ mod tests {
     fn counts(all: &ServiceConnections) -> Vec<(String, u64)> {
         let (counts, _) = all.read();
         let counts = counts.iter();
-        counts
-            .map(|(key, count)| (key.service.name.to_string(), *count))
-            .collect()
+        counts.map(|(key, count)| (key.service.name.to_string(), *count)).collect()
     }
 
     #[test]

@@ -300,9 +300,7 @@ impl<T: Transport> Client<T> {
         }
         let places = self.replicas.places();
         if !places.is_empty() {
-            self.shared
-                .engine
-                .reserve(|reserved| reserved.peers = places);
+            self.shared.engine.reserve(|reserved| reserved.peers = places);
         }
     }
 
@@ -417,8 +415,7 @@ impl<T: Transport> Client<T> {
             Retry::Behind { in_touch } => {
                 self.replicas.shows_older(in_touch, Instant::now());
                 self.notice(&lost.to_string());
-                self.connection
-                    .send_modify(|connection| connection.older_states += 1);
+                self.connection.send_modify(|connection| connection.older_states += 1);
             }
         }
         let reason = lost.to_string();

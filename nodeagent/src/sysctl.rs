@@ -271,8 +271,7 @@ fn count_list(text: &str) -> Option<usize> {
         let (first, last): (usize, usize) = (first.parse().ok()?, last.parse().ok()?);
         last.checked_sub(first)?.checked_add(1)
     };
-    text.split(',')
-        .try_fold(0_usize, |sum, part| sum.checked_add(count(part)?))
+    text.split(',').try_fold(0_usize, |sum, part| sum.checked_add(count(part)?))
 }
 
 /// Writes a value if the file holds another one; returns `false` when there was nothing to do.

@@ -124,9 +124,7 @@ fn tell(reported: &watch::Sender<Option<Failure>>, stage: &Stage) {
         }
     };
     reported.send_if_modified(|reported| {
-        let is_new = reported
-            .as_ref()
-            .is_none_or(|reported| reported.reason != reason);
+        let is_new = reported.as_ref().is_none_or(|reported| reported.reason != reason);
         if is_new {
             *reported = Some(Failure {
                 about: Subject::Node,
@@ -269,10 +267,7 @@ mod tests {
     #[test]
     fn i4_rules_are_looked_for_at_each_read_back_and_told_while_they_stay() {
         in_netns(|| {
-            let runtime = Builder::new_current_thread()
-                .enable_all()
-                .start_paused(true)
-                .build();
+            let runtime = Builder::new_current_thread().enable_all().start_paused(true).build();
             runtime.unwrap().block_on(rules_come_back());
         });
     }
@@ -290,9 +285,7 @@ mod tests {
             let begun = Instant::now();
             while is_there() {
                 assert!(begun.elapsed() < DEADLINE, "the rules are still there");
-                tokio::task::spawn_blocking(std::thread::yield_now)
-                    .await
-                    .unwrap();
+                tokio::task::spawn_blocking(std::thread::yield_now).await.unwrap();
             }
         };
         let mut stays = async |rules: &str, at: u64, cause: &str| {

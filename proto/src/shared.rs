@@ -117,9 +117,7 @@ impl Messages {
 impl fmt::Debug for Messages {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let waiting = self.buffer.len();
-        f.debug_struct("Messages")
-            .field("waiting", &waiting)
-            .finish_non_exhaustive()
+        f.debug_struct("Messages").field("waiting", &waiting).finish_non_exhaustive()
     }
 }
 
@@ -175,11 +173,7 @@ where
         let service = Arc::clone(&self.0);
         Box::pin(async move {
             let answered = match check(&request) {
-                Ok(()) => {
-                    service
-                        .sync(Request::from_http(request.map(Messages::new)))
-                        .await
-                }
+                Ok(()) => service.sync(Request::from_http(request.map(Messages::new))).await,
                 Err(status) => Err(status),
             };
             Ok(answered.map_or_else(Status::into_http, answer))
@@ -236,8 +230,7 @@ where
         self.0 = None;
         let mut trailers = http::HeaderMap::new();
         Poll::Ready(Some(
-            end.add_header(&mut trailers)
-                .map(|()| Frame::trailers(trailers)),
+            end.add_header(&mut trailers).map(|()| Frame::trailers(trailers)),
         ))
     }
 

@@ -89,11 +89,7 @@ impl Contents {
                 differences.push(format!("only fresh: {element:?}"));
             }
         }
-        let places: BTreeSet<_> = self
-            .endpoints
-            .keys()
-            .chain(fresh.endpoints.keys())
-            .collect();
+        let places: BTreeSet<_> = self.endpoints.keys().chain(fresh.endpoints.keys()).collect();
         for place in places {
             let (here, there) = (self.endpoints.get(place), fresh.endpoints.get(place));
             if here != there {

@@ -81,10 +81,7 @@ impl Files for ClientFiles {
     type Config = ClientConfig;
 
     fn paths(&self) -> Vec<&Path> {
-        let pair = self
-            .pair
-            .iter()
-            .flat_map(|pair| [&pair.certificate, &pair.key]);
+        let pair = self.pair.iter().flat_map(|pair| [&pair.certificate, &pair.key]);
         let all = [&self.authorities].into_iter().chain(pair);
         all.map(PathBuf::as_path).collect()
     }

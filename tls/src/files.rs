@@ -259,12 +259,10 @@ fn with_protocol(mut config: ServerConfig) -> Arc<ServerConfig> {
 pub(crate) fn authorities(file: &Path, bytes: &[u8]) -> Result<RootCertStore, FileError> {
     let mut roots = RootCertStore::empty();
     for certificate in certificates(file, bytes)? {
-        roots
-            .add(certificate)
-            .map_err(|source| FileError::Authority {
-                file: file.to_owned(),
-                source,
-            })?;
+        roots.add(certificate).map_err(|source| FileError::Authority {
+            file: file.to_owned(),
+            source,
+        })?;
     }
     Ok(roots)
 }

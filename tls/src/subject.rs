@@ -57,9 +57,8 @@ impl Subject {
             return None;
         }
         let groups = subject.iter_organization();
-        let groups: Option<Vec<String>> = groups
-            .map(|group| group.as_str().ok().map(str::to_owned))
-            .collect();
+        let groups: Option<Vec<String>> =
+            groups.map(|group| group.as_str().ok().map(str::to_owned)).collect();
         Some(Self {
             name: name.as_str().ok()?.to_owned(),
             groups: groups?,

@@ -46,9 +46,7 @@ impl Authority {
         let hosts: Vec<String> = names.iter().map(ToString::to_string).collect();
         let mut params = CertificateParams::new(hosts).unwrap();
         params.distinguished_name.push(DnType::CommonName, names[0]);
-        params
-            .distinguished_name
-            .push(DnType::OrganizationName, group);
+        params.distinguished_name.push(DnType::OrganizationName, group);
         params.extended_key_usages = vec![
             ExtendedKeyUsagePurpose::ServerAuth,
             ExtendedKeyUsagePurpose::ClientAuth,
@@ -197,9 +195,7 @@ async fn a_certificate_that_is_not_valid_yet_is_told_with_the_clocks_difference(
 async fn a_server_in_plain_text_is_named() {
     let authority = Authority::new("a");
     let (near, mut far) = tokio::io::duplex(64 << 10);
-    far.write_all(b"HTTP/1.1 400 Bad Request\r\n")
-        .await
-        .unwrap();
+    far.write_all(b"HTTP/1.1 400 Bad Request\r\n").await.unwrap();
     let client = Some(authority.client(None));
     let error = greet(near, client, "cp.example").await.err().unwrap();
     assert_eq!(error.to_string(), "the peer speaks plain text, not TLS");
@@ -209,10 +205,7 @@ async fn a_server_in_plain_text_is_named() {
 async fn the_end_of_a_servers_certificate_is_known() {
     let authority = Authority::new("a");
     let follower = Follower::start(authority.server(), "a test").unwrap();
-    let left = follower
-        .ends_at()
-        .unwrap()
-        .duration_since(SystemTime::now());
+    let left = follower.ends_at().unwrap().duration_since(SystemTime::now());
     let left = left.unwrap().as_secs();
     assert!((3_500..=3_600).contains(&left), "{left} s");
     let files = ClientFiles {
@@ -269,9 +262,7 @@ async fn a_follower_follows() {
         wait().await;
     }
     let client = authority.client(None);
-    meet(follower.current(), Some(client), "cp.example")
-        .await
-        .unwrap();
+    meet(follower.current(), Some(client), "cp.example").await.unwrap();
 }
 
 #[test]

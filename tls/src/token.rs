@@ -47,9 +47,7 @@ impl Token {
     pub fn of_header(value: &str) -> Option<Self> {
         let scheme = value.get(..SCHEME.len())?;
         // RFC 9110, section 11.1: the scheme's case does not matter.
-        let token = scheme
-            .eq_ignore_ascii_case(SCHEME)
-            .then(|| &value[SCHEME.len()..])?;
+        let token = scheme.eq_ignore_ascii_case(SCHEME).then(|| &value[SCHEME.len()..])?;
         Self::parse(token.trim())
     }
 

@@ -68,16 +68,12 @@ impl<K: Eq + Hash> Buckets<K> {
         let whole = rate.refill * rate.burst;
         if self.by_caller.len() >= self.most && self.swept.elapsed() >= rate.refill {
             self.swept = Instant::now();
-            self.by_caller
-                .retain(|_, bucket| bucket.filled.elapsed() < whole);
+            self.by_caller.retain(|_, bucket| bucket.filled.elapsed() < whole);
         }
         let is_full = self.by_caller.len() >= self.most && !self.by_caller.contains_key(&caller);
         match is_full {
             true => &mut self.shared,
-            false => self
-                .by_caller
-                .entry(caller)
-                .or_insert_with(|| Bucket::new(rate)),
+            false => self.by_caller.entry(caller).or_insert_with(|| Bucket::new(rate)),
         }
     }
 

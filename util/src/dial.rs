@@ -156,9 +156,7 @@ pub async fn resolve(url: &Uri) -> io::Result<Vec<SocketAddr>> {
     let found = timeout(CONNECT, lookup_host((host, port))).await;
     let found = found.map_err(|_| io::Error::from(io::ErrorKind::TimedOut))??;
     let found = found.take(MAX_ADDRESSES);
-    Ok(found
-        .map(|at| SocketAddr::new(at.ip().to_canonical(), port))
-        .collect())
+    Ok(found.map(|at| SocketAddr::new(at.ip().to_canonical(), port)).collect())
 }
 
 /// Returns the IP address of a URL whose host is one.
@@ -201,14 +199,8 @@ mod tests {
             let found = resolve(&url.parse().unwrap()).await.unwrap();
             assert_eq!(found, [place.parse().unwrap()], "{url}");
         }
-        let localhost = resolve(&"https://localhost:6443".parse().unwrap())
-            .await
-            .unwrap();
-        assert!(
-            localhost
-                .iter()
-                .all(|at| at.ip().is_loopback() && at.port() == 6443)
-        );
+        let localhost = resolve(&"https://localhost:6443".parse().unwrap()).await.unwrap();
+        assert!(localhost.iter().all(|at| at.ip().is_loopback() && at.port() == 6443));
     }
 
     #[tokio::test]
@@ -219,10 +211,7 @@ mod tests {
         let gone = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let nobody = gone.local_addr().unwrap();
         drop(gone);
-        let stream = Dialer::new(OWN_MARK)
-            .connect(&[nobody, there])
-            .await
-            .unwrap();
+        let stream = Dialer::new(OWN_MARK).connect(&[nobody, there]).await.unwrap();
         assert_eq!(stream.peer_addr().unwrap(), there);
         let refused = Dialer::new(0).connect(&[nobody]).await.unwrap_err();
         assert_eq!(refused.kind(), io::ErrorKind::ConnectionRefused);

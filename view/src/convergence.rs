@@ -162,12 +162,7 @@ impl ConvergenceView {
             out.push_str(&long_field(key, &Span::new(text, Tone::Bad), canvas));
         }
         let lagging = self.nodes.saturating_sub(self.programmed);
-        let listed = self
-            .laggards
-            .iter()
-            .filter(|one| !one.programmed)
-            .count()
-            .min(shown);
+        let listed = self.laggards.iter().filter(|one| !one.programmed).count().min(shown);
         if let Some(more @ 1..) = lagging.checked_sub(listed as u64) {
             let text = format!("and {} more", grouped(more));
             out.push_str(&long_field("", &Span::new(text, Tone::Bad), canvas));

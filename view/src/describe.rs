@@ -231,9 +231,7 @@ fn facts(service: &ServiceView, canvas: &Canvas) -> String {
         ("Data path", optional(service.data_path.clone())),
     ];
     let fields = fields.iter();
-    fields
-        .map(|(key, values)| field(key, values, canvas))
-        .collect()
+    fields.map(|(key, values)| field(key, values, canvas)).collect()
 }
 
 /// Returns one port: its addresses, its endpoints, and the number of nodes for which each endpoint
@@ -244,9 +242,7 @@ fn port_text(port: &PortView, nodes: &[ServiceNodeView], canvas: &Canvas) -> Str
     } else {
         format!("{} ", port.name)
     };
-    let node_port = port
-        .node_port
-        .map_or(String::new(), |port| format!(", node port {port}"));
+    let node_port = port.node_port.map_or(String::new(), |port| format!(", node port {port}"));
     let heading = format!(
         "Port {name}{}/{} ({}){node_port}, revision {}",
         port.port, port.protocol, port.family, port.revision

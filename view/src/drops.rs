@@ -306,10 +306,7 @@ mod tests {
         let mut view = FollowedView::from(answer);
         assert!(view.is_news(None));
         // Lines are wrapped.
-        let text = table(&view)
-            .split_whitespace()
-            .collect::<Vec<_>>()
-            .join(" ");
+        let text = table(&view).split_whitespace().collect::<Vec<_>>().join(" ");
         for part in [
             "n1 egress shop/web-1 ([fd00::7]:4000) to 192.0.2.1 TCP: isolated by shop/deny ? n1",
             "TCP: policies allow it by now",

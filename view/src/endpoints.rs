@@ -48,9 +48,8 @@ impl EndpointView {
     pub fn hints(&self) -> Span {
         let hints = [("zone", &self.zone_hints), ("node", &self.node_hints)];
         let hints = hints.into_iter().filter(|(_, names)| !names.is_empty());
-        let hints: Vec<_> = hints
-            .map(|(kind, names)| format!("{kind}={}", names.join(",")))
-            .collect();
+        let hints: Vec<_> =
+            hints.map(|(kind, names)| format!("{kind}={}", names.join(","))).collect();
         Span::plain(hints.join(" "))
     }
 }

@@ -302,24 +302,15 @@ struct Degraded<'a> {
 /// nodes.
 fn degraded_text(nodes: &[NodeView], canvas: &Canvas) -> String {
     let mut counts = BTreeMap::<(String, &str), usize>::new();
-    for failure in nodes
-        .iter()
-        .flat_map(|n| &n.failures)
-        .filter(|f| f.degraded)
-    {
-        let object = failure
-            .object
-            .as_ref()
-            .map_or("node".to_owned(), ToString::to_string);
+    for failure in nodes.iter().flat_map(|n| &n.failures).filter(|f| f.degraded) {
+        let object = failure.object.as_ref().map_or("node".to_owned(), ToString::to_string);
         *counts.entry((object, &failure.reason)).or_default() += 1;
     }
-    let rows = counts
-        .into_iter()
-        .map(|((object, reason), nodes)| Degraded {
-            object,
-            reason,
-            nodes,
-        });
+    let rows = counts.into_iter().map(|((object, reason), nodes)| Degraded {
+        object,
+        reason,
+        nodes,
+    });
     let rows: Vec<Degraded<'_>> = rows.collect();
     if rows.is_empty() {
         return String::new();

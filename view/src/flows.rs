@@ -196,10 +196,8 @@ impl FlowsView {
         }
         let without = |table: ConnectionTable, lacks: fn(&FlowView) -> bool| {
             let flows = self.flows.iter().filter(|flow| flow.table == table);
-            let nodes: BTreeSet<&str> = flows
-                .filter(|flow| lacks(flow))
-                .map(|flow| flow.node.as_str())
-                .collect();
+            let nodes: BTreeSet<&str> =
+                flows.filter(|flow| lacks(flow)).map(|flow| flow.node.as_str()).collect();
             (!nodes.is_empty()).then(|| names(nodes, 0))
         };
         let no_bytes = |flow: &FlowView| flow.bytes_to_endpoint.is_none();

@@ -176,11 +176,7 @@ impl GraphView {
             let text = "userspace proxy: it takes these connections itself, so neither their endpoints nor their failures are known";
             line(text.to_owned(), Tone::Plain);
         }
-        if !self.edges.is_empty()
-            && self
-                .edges
-                .iter()
-                .all(|edge| edge.bytes_to_endpoint.is_none())
+        if !self.edges.is_empty() && self.edges.iter().all(|edge| edge.bytes_to_endpoint.is_none())
         {
             let text = "No bytes are known: net.netfilter.nf_conntrack_acct is 0 on nodes, or no connection has ended";
             line(text.to_owned(), Tone::Plain);

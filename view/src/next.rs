@@ -22,9 +22,7 @@ pub(crate) fn steps(nodes: &[NodeView], issues: &[IssueView], program: &str) -> 
     // A mistake in the input concerns its own Service.
     steps.extend(fixes(issues).map(|step| (1, step)));
     let errors = nodes.iter().filter(|node| node.is_obstructed());
-    let warnings = nodes
-        .iter()
-        .filter(|node| node.obstacles().next().is_some());
+    let warnings = nodes.iter().filter(|node| node.obstacles().next().is_some());
     // The others may have the same.
     let found = first(errors).or_else(|| first(warnings));
     steps.extend(found.map(|(count, node)| (count, format!("{program} describe node {node}"))));
@@ -80,11 +78,7 @@ fn failing_as(nodes: &[NodeView], is: fn(&FailureView) -> bool) -> Option<(usize
 
 /// Returns the step for the first error of the input.
 fn fixes(issues: &[IssueView]) -> impl Iterator<Item = String> {
-    issues
-        .iter()
-        .find(|issue| issue.is_error())
-        .map(fix)
-        .into_iter()
+    issues.iter().find(|issue| issue.is_error()).map(fix).into_iter()
 }
 
 /// Returns the first Service of which several nodes avoid the same endpoint.

@@ -83,9 +83,7 @@ impl NodeDescriptionView {
             // A newer revision of other nodes may be applied as well.
             |applied| format!("applied {applied} of {}", revisions.wanted.max(applied)),
         );
-        let verified = self
-            .ago(node.verified_time())
-            .map(|ago| format!("read back {ago} ago"));
+        let verified = self.ago(node.verified_time()).map(|ago| format!("read back {ago} ago"));
         let objects = node.objects.as_ref();
         let objects =
             objects.map(|of| format!("{} Services, {} endpoints", of.services, of.endpoints));
@@ -109,11 +107,7 @@ impl NodeDescriptionView {
             ("Holds", objects.map(one).unwrap_or_default()),
             ("Policies", policies.map(one).unwrap_or_default()),
         ];
-        out.extend(
-            fields
-                .iter()
-                .map(|(key, values)| field(key, values, canvas)),
-        );
+        out.extend(fields.iter().map(|(key, values)| field(key, values, canvas)));
         out.push_str(&self.latency(canvas));
         let avoided = node.avoided.iter();
         let avoided = avoided
@@ -126,9 +120,7 @@ impl NodeDescriptionView {
     /// Returns the agent's version, its backend, its address, and when it was last heard.
     fn agent(&self) -> Vec<Span> {
         let node = &self.node;
-        let heard = self
-            .ago(node.last_heard)
-            .map(|ago| format!("last heard {ago} ago"));
+        let heard = self.ago(node.last_heard).map(|ago| format!("last heard {ago} ago"));
         let texts = [
             &node.agent_version,
             &node.backend,

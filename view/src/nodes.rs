@@ -234,10 +234,7 @@ impl NodeView {
     /// Returns a sum over the virtual servers of all families; `None` without any.
     pub fn sum_of_servers(&self, of: fn(&ServersView) -> u64) -> Option<u64> {
         let families = self.families.iter();
-        families
-            .filter_map(|f| f.ipvs.as_ref())
-            .map(of)
-            .reduce(u64::saturating_add)
+        families.filter_map(|f| f.ipvs.as_ref()).map(of).reduce(u64::saturating_add)
     }
 
     /// Returns when the kernel was last compared, for the family for which that is longest ago.
@@ -324,9 +321,7 @@ impl From<pb::Fleet> for NodeListView {
             api_version: API_VERSION,
             kind: "NodeList",
             missing_replicas: FromWire::from_wire(fleet.missing_replicas),
-            items: nodes
-                .map(|node| NodeView::new(node, control_plane.epoch))
-                .collect(),
+            items: nodes.map(|node| NodeView::new(node, control_plane.epoch)).collect(),
             now: Time::from_wire(control_plane.now_ms),
         }
     }

@@ -101,11 +101,7 @@ impl ProxiedView {
             ));
         }
         let open: u64 = self.ports.iter().map(|port| port.open).sum();
-        let failed: u64 = self
-            .ports
-            .iter()
-            .flat_map(|port| port.failed.values())
-            .sum();
+        let failed: u64 = self.ports.iter().flat_map(|port| port.failed.values()).sum();
         let tone = if failed > 0 { Tone::Warn } else { Tone::Plain };
         let text = format!(
             "{} open, {} failed; {answered}",
@@ -184,9 +180,8 @@ fn table(ports: &[ProxiedPortView], canvas: &Canvas) -> String {
         .column(Column::new("OPENED"), |one| number(one.opened))
         .column(Column::new("FAILED"), |one| {
             let failed = one.failed.iter();
-            let parts: Vec<_> = failed
-                .map(|(reason, count)| format!("{} {reason}", grouped(*count)))
-                .collect();
+            let parts: Vec<_> =
+                failed.map(|(reason, count)| format!("{} {reason}", grouped(*count))).collect();
             match parts.is_empty() {
                 true => number(0),
                 false => Span::new(parts.join(", "), Tone::Warn),

@@ -47,9 +47,8 @@ pub(super) fn alone_text(unasked: u32, each: &str, canvas: &Canvas) -> String {
 }
 
 fn warnings(lines: impl Iterator<Item = String>, canvas: &Canvas) -> String {
-    let lines: String = lines
-        .map(|line| paragraph(&Span::new(line, Tone::Bad), canvas, 0))
-        .collect();
+    let lines: String =
+        lines.map(|line| paragraph(&Span::new(line, Tone::Bad), canvas, 0)).collect();
     match lines.is_empty() {
         true => lines,
         false => format!("\n{lines}"),

@@ -270,10 +270,6 @@ pub fn affinity(service: &ServiceView) -> Option<String> {
 
 fn external_ip(service: &ServiceView) -> Span {
     let (balancers, externals) = (&service.load_balancer_ips, &service.external_ips);
-    let all: Vec<_> = balancers
-        .iter()
-        .chain(externals)
-        .map(String::as_str)
-        .collect();
+    let all: Vec<_> = balancers.iter().chain(externals).map(String::as_str).collect();
     Span::plain(all.join(","))
 }

@@ -142,8 +142,7 @@ impl<'a, T> Table<'a, T> {
 
     /// Returns the table as text, with colours.
     pub fn render(mut self, canvas: &Canvas) -> String {
-        self.columns
-            .retain(|filled| canvas.wide || !filled.column.wide);
+        self.columns.retain(|filled| canvas.wide || !filled.column.wide);
         let mut ends = Vec::new();
         if !canvas.wide {
             if taken(&self.columns) > canvas.columns {
@@ -225,9 +224,7 @@ fn fit(columns: &mut Vec<Filled>, room: usize) {
     let gaps = |columns: &[Filled]| columns.len().saturating_sub(1) * GAP;
     while columns.iter().map(Filled::least).sum::<usize>() + gaps(columns) > room {
         let ranks = columns.iter().enumerate();
-        let lowest = ranks
-            .filter_map(|(i, filled)| Some((filled.column.rank?, i)))
-            .min();
+        let lowest = ranks.filter_map(|(i, filled)| Some((filled.column.rank?, i))).min();
         let Some((_, index)) = lowest else { break };
         columns.remove(index);
     }

@@ -112,9 +112,7 @@ pub fn wrap(text: &str, columns: usize, hanging: usize) -> Vec<String> {
             }
             if line.is_empty() {
                 let head = take(rest.chars(), limit);
-                let cut = head
-                    .len()
-                    .max(rest.chars().next().map_or(1, char::len_utf8));
+                let cut = head.len().max(rest.chars().next().map_or(1, char::len_utf8));
                 line.push_str(&rest[..cut]);
                 rest = &rest[cut..];
             }

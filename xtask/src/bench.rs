@@ -152,10 +152,7 @@ fn bench(program: &Path, name: &str, options: &[String]) -> Command {
 /// Runs a benchmark, and compares its table with the committed one.
 fn compare(mut bench: Command) -> Result<()> {
     let mut git = Command::new("git");
-    let page = output(
-        git.args(["show", &format!("HEAD:{PAGE}")])
-            .current_dir(root()?),
-    )?;
+    let page = output(git.args(["show", &format!("HEAD:{PAGE}")]).current_dir(root()?))?;
     let old = generated(&page).with_context(|| format!("the committed {PAGE} has no table"))?;
     let mut child = bench.stdout(Stdio::piped()).spawn()?;
     let mut new = String::new();

@@ -72,11 +72,7 @@ pub(crate) fn has_clippy() -> bool {
 /// Builds all programs as tests are built. The whole workspace is named, so that dependencies have the features that
 /// they have in the tests, and nothing is built twice.
 pub(crate) fn build_as_tests(options: &[&str]) -> Result<()> {
-    status(
-        as_tests()?
-            .args(["build", "--workspace", "--bins"])
-            .args(options),
-    )
+    status(as_tests()?.args(["build", "--workspace", "--bins"]).args(options))
 }
 
 /// Runs cargo.
@@ -93,9 +89,7 @@ pub(crate) fn run(args: &[&str]) -> Result<()> {
 /// The program cannot be started, or fails.
 pub(crate) fn status(command: &mut Command) -> Result<()> {
     let shown = shown(command);
-    let status = command
-        .status()
-        .with_context(|| format!("cannot run {shown}"))?;
+    let status = command.status().with_context(|| format!("cannot run {shown}"))?;
     ensure!(status.success(), "{shown}: {status}");
     Ok(())
 }
@@ -106,9 +100,7 @@ pub(crate) fn status(command: &mut Command) -> Result<()> {
 /// The program cannot be started, fails, or prints something else than UTF-8.
 pub(crate) fn output(command: &mut Command) -> Result<String> {
     let shown = shown(command);
-    let output = command
-        .output()
-        .with_context(|| format!("cannot run {shown}"))?;
+    let output = command.output().with_context(|| format!("cannot run {shown}"))?;
     let errors = String::from_utf8_lossy(&output.stderr);
     ensure!(
         output.status.success(),
@@ -133,10 +125,6 @@ fn shown(command: &Command) -> String {
     let program = Path::new(command.get_program());
     let name = program.file_name().unwrap_or_else(|| command.get_program());
     let mut words = vec![name.to_string_lossy().into_owned()];
-    words.extend(
-        command
-            .get_args()
-            .map(|arg| arg.to_string_lossy().into_owned()),
-    );
+    words.extend(command.get_args().map(|arg| arg.to_string_lossy().into_owned()));
     words.join(" ")
 }

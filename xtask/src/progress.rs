@@ -30,10 +30,7 @@ pub(crate) fn watched(command: &mut Command, programs: usize) -> Result<()> {
     let messages = BufReader::new(child.stdout.take().context("cargo has no output")?);
     let (sender, lines) = channel();
     thread::spawn(move || {
-        messages
-            .lines()
-            .map_while(Result::ok)
-            .try_for_each(|line| sender.send(line))
+        messages.lines().map_while(Result::ok).try_for_each(|line| sender.send(line))
     });
     let is_terminal = std::io::stderr().is_terminal();
     let interval = INTERVALS[usize::from(!is_terminal)];

@@ -134,9 +134,7 @@ fn find(root: &Path, copy: &Path) -> Result<Option<String>> {
         Ok(command)
     };
     output(test()?.args(["--quiet", "--no-run"]))?;
-    let played = test()?
-        .args(["--quiet", "--", "--brief", "--seeds", SEEDS])
-        .output()?;
+    let played = test()?.args(["--quiet", "--", "--brief", "--seeds", SEEDS]).output()?;
     if played.status.success() {
         return Ok(None);
     }

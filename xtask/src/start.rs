@@ -35,11 +35,7 @@ pub(crate) fn demo(mut args: Vec<String>) -> Result<ExitCode> {
         build(profile, &DEMO)?;
         args.extend(["--bin-dir".to_owned(), folder.display().to_string()]);
     }
-    play(
-        Command::new(folder.join("kplane-dev"))
-            .arg("demo")
-            .args(args),
-    )
+    play(Command::new(folder.join("kplane-dev")).arg("demo").args(args))
 }
 
 /// Builds the programs and the demo beside them.
@@ -72,19 +68,13 @@ fn build(profile: &str, packages: &[&str]) -> Result<()> {
 /// Builds and starts a subcommand of the developers' program, as tests are built.
 pub(crate) fn dev(task: &str, args: &[String]) -> Result<ExitCode> {
     build_as_tests(&["--quiet"])?;
-    play(
-        Command::new(programs("dev")?.join("kplane-dev"))
-            .arg(task)
-            .args(args),
-    )
+    play(Command::new(programs("dev")?.join("kplane-dev")).arg(task).args(args))
 }
 
 /// Runs a program whose exit code is this program's.
 fn play(command: &mut Command) -> Result<ExitCode> {
     let program = command.get_program().to_string_lossy().into_owned();
-    let status = command
-        .status()
-        .with_context(|| format!("cannot start {program}"))?;
+    let status = command.status().with_context(|| format!("cannot start {program}"))?;
     Ok(exit_code(status))
 }
 

@@ -202,11 +202,7 @@ impl Wanted {
         outcomes.extend(schedule::run(suites, &folder, &logs, Outcome::print)?);
         let mut compiled = Ok(());
         for outcome in outcomes.iter() {
-            if let Some(log) = outcome
-                .log
-                .as_ref()
-                .filter(|_| by_cargo.contains(&outcome.name))
-            {
+            if let Some(log) = outcome.log.as_ref().filter(|_| by_cargo.contains(&outcome.name)) {
                 compiled = compiled.and(built.further(log));
             }
         }

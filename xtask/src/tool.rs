@@ -70,8 +70,6 @@ impl Tool {
 pub(crate) fn folder(name: &str, version: &str) -> Result<PathBuf> {
     let cache = env::var_os("XDG_CACHE_HOME").map(PathBuf::from);
     let home = || env::var_os("HOME").map(|home| Path::new(&home).join(".cache"));
-    let cache = cache
-        .or_else(home)
-        .context("neither XDG_CACHE_HOME nor HOME is set")?;
+    let cache = cache.or_else(home).context("neither XDG_CACHE_HOME nor HOME is set")?;
     Ok(cache.join("kplane/tools").join(format!("{name}-{version}")))
 }

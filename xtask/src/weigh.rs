@@ -87,16 +87,10 @@ impl Crate {
 
     /// Returns the largest modules with their lines.
     fn largest(&self) -> String {
-        let mut modules: Vec<_> = self
-            .modules
-            .iter()
-            .filter(|(_, lines)| **lines > 0)
-            .collect();
+        let mut modules: Vec<_> = self.modules.iter().filter(|(_, lines)| **lines > 0).collect();
         modules.sort_by_key(|(_, lines)| std::cmp::Reverse(**lines));
         let shown = modules.iter().take(LARGEST);
-        let shown: Vec<String> = shown
-            .map(|(name, lines)| format!("{name} {lines}"))
-            .collect();
+        let shown: Vec<String> = shown.map(|(name, lines)| format!("{name} {lines}")).collect();
         shown.join(", ")
     }
 

@@ -208,9 +208,6 @@ fn kube_proxy(place: &Place<'_>, contender: Contender) -> Result<Process> {
 fn start(mut command: Command, place: &Place<'_>, name: &str) -> Result<Process> {
     let log = place.folder.join(format!("{name}.log"));
     let log = File::create(&log).with_context(|| log.display().to_string())?;
-    command
-        .stdin(Stdio::null())
-        .stdout(Stdio::null())
-        .stderr(log);
+    command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
     place.ns.command(command)
 }

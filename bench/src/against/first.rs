@@ -39,9 +39,7 @@ impl FirstPacket {
     }
 
     pub(crate) fn measure(node: &NetNs, bare: &NetNs, services: u32) -> Result<Self> {
-        let asked: Vec<u32> = (0..SERVICES)
-            .map(|n| n.wrapping_mul(7_919) % services)
-            .collect();
+        let asked: Vec<u32> = (0..SERVICES).map(|n| n.wrapping_mul(7_919) % services).collect();
         let mut direct = Vec::new();
         let mut times: Vec<Vec<Duration>> = vec![Vec::new(); asked.len()];
         for _ in 0..CONNECTIONS {

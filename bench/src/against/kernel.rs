@@ -84,18 +84,14 @@ impl Kernel {
                 bail!("notifications of the kernel were lost: {errno}");
             }
             if state.first.len() >= endpoints.len() {
-                let times: Option<Vec<_>> = endpoints
-                    .iter()
-                    .map(|e| state.first.get(&e.endpoint))
-                    .collect();
+                let times: Option<Vec<_>> =
+                    endpoints.iter().map(|e| state.first.get(&e.endpoint)).collect();
                 if let Some(last) = times.and_then(|times| times.into_iter().max().copied()) {
                     return Ok(last);
                 }
             }
             let Some(rest) = deadline.checked_sub(started.elapsed()) else {
-                let missing = endpoints
-                    .iter()
-                    .find(|e| !state.first.contains_key(&e.endpoint));
+                let missing = endpoints.iter().find(|e| !state.first.contains_key(&e.endpoint));
                 bail!(
                     "the kernel does not hold {missing:?} within {deadline:?}, but {} others",
                     state.first.len()

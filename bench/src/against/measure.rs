@@ -97,9 +97,7 @@ pub(crate) struct Bench<'a> {
 impl Bench<'_> {
     /// Measures one contender; afterwards the API server holds what it held before.
     pub(crate) fn measure(&self, contender: Contender, place: &Place<'_>) -> Result<Row> {
-        let measured = self
-            .run(contender, place)
-            .with_context(|| explain(contender, place.folder));
+        let measured = self.run(contender, place).with_context(|| explain(contender, place.folder));
         for change in 0..self.changes {
             objects::restore(self.api, self.service_of(change))?;
         }

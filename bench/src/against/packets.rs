@@ -97,9 +97,7 @@ impl Packets {
                 target.split(':').next()?.parse().ok()
             });
             let targets: BTreeSet<Ipv4Addr> = targets.collect();
-            let missing = wanted
-                .iter()
-                .find(|wanted| !targets.contains(&wanted.endpoint));
+            let missing = wanted.iter().find(|wanted| !targets.contains(&wanted.endpoint));
             let Some(missing) = missing else {
                 return Ok(asked.unwrap_or(started));
             };

@@ -76,10 +76,7 @@ pub(crate) fn main() {
         thread::sleep(REST);
         let busy = reader.stop();
         let counted = connections.edges(HOUR, |_| true).map(|sums| {
-            let begun = sums
-                .edges
-                .iter()
-                .map(|(_, counts, _)| u64::from(counts.begun));
+            let begun = sums.edges.iter().map(|(_, counts, _)| u64::from(counts.begun));
             (begun.sum::<u64>(), sums.edges.len(), sums.lost)
         });
         let each = busy.as_secs_f64() * 1e6 / f64::from(ALL);
@@ -123,10 +120,8 @@ impl Reader {
         let (open, opened) = std::sync::mpsc::channel();
         let thread = thread::spawn(move || {
             let reports = node.run(|| Ok(Beginnings::open(ends)?)).unwrap();
-            let runtime = tokio::runtime::Builder::new_current_thread()
-                .enable_all()
-                .build()
-                .unwrap();
+            let runtime =
+                tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
             open.send(()).unwrap();
             let before = cpu();
             runtime.block_on(async {

@@ -196,10 +196,7 @@ impl Plane {
             events,
             observed_at: SystemTime::now(),
         };
-        self.batches
-            .send(batch)
-            .await
-            .context("the index has ended")
+        self.batches.send(batch).await.context("the index has ended")
     }
 
     /// Opens the streams of all agents, and waits until each has got everything.

@@ -180,9 +180,7 @@ async fn rest(fleet: &mut Fleet, table: &mut Table) -> Result<()> {
 }
 
 async fn churn(fleet: &mut Fleet, table: &mut Table, args: &Args) -> Result<()> {
-    let churned = fleet
-        .churn(args.churn, Duration::from_secs(args.seconds))
-        .await?;
+    let churned = fleet.churn(args.churn, Duration::from_secs(args.seconds)).await?;
     let what = format!(
         "{} changes/s for {} s: 50, 90, 99 %, all",
         args.churn, args.seconds

@@ -21,10 +21,7 @@ impl Table {
 
     /// Returns the table as Markdown.
     pub(crate) fn markdown(&self) -> String {
-        let rows = self
-            .rows
-            .iter()
-            .map(|row| format!("| {} |\n", row.join(" | ")));
+        let rows = self.rows.iter().map(|row| format!("| {} |\n", row.join(" | ")));
         format!(
             "| what | measured | goal |\n| ---- | -------- | ---- |\n{}",
             rows.collect::<String>()

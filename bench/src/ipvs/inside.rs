@@ -33,11 +33,7 @@ const SETTLE: Duration = Duration::from_secs(5);
 const BETWEEN: Duration = Duration::from_millis(1_500);
 
 pub(crate) fn run(args: &Args) -> Result<()> {
-    let services = args
-        .services
-        .first()
-        .copied()
-        .context("a number of Services")?;
+    let services = args.services.first().copied().context("a number of Services")?;
     let contender = args.contender.context("a contender")?;
     let folder = Path::new(&args.folder);
     let api = Api::open(&NetNs::current("machine")?, Path::new(&args.kubeconfig))?;
@@ -104,19 +100,14 @@ fn start(args: &Args, contender: Contender) -> Result<Process> {
         Contender::KubeProxy => Command::new(&args.kube_proxy),
         Contender::Kplane => {
             let mut agent = Command::new(crate::program("kp-nodeagent")?);
-            agent
-                .arg("--standalone")
-                .args(["--status-bind-address", "", "--cache-dir", ""]);
+            agent.arg("--standalone").args(["--status-bind-address", "", "--cache-dir", ""]);
             agent.arg("--kubeconfig").arg(&args.kubeconfig);
             agent
         }
     };
     let log = File::create(Path::new(&args.folder).join("log"))?;
     command.arg("--config").arg(&config);
-    command
-        .stdin(Stdio::null())
-        .stdout(log.try_clone()?)
-        .stderr(log);
+    command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
     Process::start(command)
 }
 
@@ -127,10 +118,7 @@ fn all(services: u32, started: Instant) -> Result<f64> {
         let looked = Instant::now();
         let text = fs::read_to_string("/proc/net/ip_vs").unwrap_or_default();
         // The heading has one, too.
-        let reals = text
-            .lines()
-            .filter(|line| line.trim_start().starts_with("-> "))
-            .count();
+        let reals = text.lines().filter(|line| line.trim_start().starts_with("-> ")).count();
         if reals > wanted && entries()? >= services {
             return Ok((looked - started).as_secs_f64());
         }
@@ -145,18 +133,14 @@ fn entries() -> Result<u32> {
     let mut command = Command::new("ipset");
     command.args(["list", "-terse", "KUBE-CLUSTER-IP"]);
     let text = output(command).unwrap_or_default();
-    let line = text
-        .lines()
-        .find_map(|line| line.strip_prefix("Number of entries: "));
+    let line = text.lines().find_map(|line| line.strip_prefix("Number of entries: "));
     line.map_or(Ok(0), |number| Ok(number.trim().parse()?))
 }
 
 fn address(api: &Api, service: u32) -> Result<String> {
     let object = api.get("Service", &format!("{NAMESPACE}/service-{service:05}"))?;
     let object = object.context("no such Service")?;
-    let ip = object["spec"]["clusterIP"]
-        .as_str()
-        .context("no ClusterIP")?;
+    let ip = object["spec"]["clusterIP"].as_str().context("no ClusterIP")?;
     Ok(ip.to_owned())
 }
 

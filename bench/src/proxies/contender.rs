@@ -91,10 +91,7 @@ fn logged(
 ) -> Result<Process> {
     let log = folder.join(format!("{contender:?}.log"));
     let log = File::create(&log).with_context(|| log.display().to_string())?;
-    command
-        .stdin(Stdio::null())
-        .stdout(log.try_clone()?)
-        .stderr(log);
+    command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
     place.proxy.command(command)
 }
 
@@ -174,9 +171,7 @@ fn haproxy(programs: &Programs, splice: bool, folder: &Path) -> Result<Command> 
 
 /// nginx as its documentation has it, in one process.
 fn nginx(programs: &Programs, folder: &Path) -> Result<Command> {
-    let module = programs
-        .stream_module()
-        .context("nginx has no module stream")?;
+    let module = programs.stream_module().context("nginx has no module stream")?;
     let mut text = format!(
         "load_module {};\ndaemon off;\nmaster_process off;\nworker_processes 1;\nerror_log stderr crit;\npid \
          {}/nginx.pid;\nevents {{ worker_connections 9000; }}\nstream {{\nproxy_connect_timeout 1s;\n",

@@ -32,9 +32,8 @@ pub(crate) fn streams<T>(
     measure: impl FnOnce() -> Result<T>,
 ) -> Result<T> {
     let chunk = vec![b'x'; CHUNK];
-    let all: Result<Vec<_>> = (0..streams)
-        .map(|_| Ok(TcpStream::connect_timeout(&to, PATIENCE)?))
-        .collect();
+    let all: Result<Vec<_>> =
+        (0..streams).map(|_| Ok(TcpStream::connect_timeout(&to, PATIENCE)?)).collect();
     let all = all.with_context(|| format!("connect to {to}"))?;
     thread::scope(|scope| {
         for stream in &all {

@@ -47,9 +47,7 @@ impl Place {
             inside.up("uplink")?;
             inside.add_route(&Route::default_via(near.into()))?;
         }
-        server
-            .netlink()?
-            .add_address("uplink", REFUSING.into(), 24)?;
+        server.netlink()?.add_address("uplink", REFUSING.into(), 24)?;
         // On loopback a prefix makes all its addresses local.
         client.netlink()?.add_address("lo", CLIENTS.into(), 16)?;
         let through = |ip: Ipv4Addr| Route::to("10.177.3.0/24".parse().unwrap()).via(ip.into());

@@ -65,9 +65,7 @@ impl Programs {
 
     /// Returns nginx' module for TCP and UDP.
     pub(crate) fn stream_module(&self) -> Option<PathBuf> {
-        let path = self
-            .root()
-            .join("usr/lib/nginx/modules/ngx_stream_module.so");
+        let path = self.root().join("usr/lib/nginx/modules/ngx_stream_module.so");
         path.exists().then_some(path)
     }
 

@@ -41,9 +41,7 @@ impl AffinityArgs {
     /// Returns the question, or the error in the Service's name.
     pub(crate) fn request(&self) -> Result<(ServiceName, pb::AffinityRequest), clap::Error> {
         let name = service_name(&self.service, self.namespace.as_deref())?;
-        let client = self
-            .client
-            .map_or_else(String::new, |client| client.to_string());
+        let client = self.client.map_or_else(String::new, |client| client.to_string());
         let request = pb::AffinityRequest {
             namespace: name.namespace.to_string(),
             name: name.name.to_string(),

@@ -115,9 +115,7 @@ impl ListArgs {
     pub(crate) fn name(&self) -> Result<Option<ServiceName>, clap::Error> {
         let namespace = self.namespace.as_deref();
         let service = self.service.as_deref();
-        service
-            .map(|service| service_name(service, namespace))
-            .transpose()
+        service.map(|service| service_name(service, namespace)).transpose()
     }
 }
 

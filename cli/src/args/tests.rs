@@ -115,16 +115,10 @@ fn each_documented_command_is_one_that_kpctl_takes() {
     // Its examples are those of the help texts, which another test reads.
     files.extend(docs.filter(|file| !file.ends_with("cli.md")));
     let mut found = 0;
-    for file in files
-        .iter()
-        .filter(|file| file.extension().is_some_and(|of| of == "md"))
-    {
+    for file in files.iter().filter(|file| file.extension().is_some_and(|of| of == "md")) {
         let text = std::fs::read_to_string(file).unwrap().replace("\\\n", " ");
         let lines = text.lines().filter(|line| line.starts_with("    "));
-        for line in lines
-            .map(str::trim)
-            .filter(|line| line.starts_with("kpctl "))
-        {
+        for line in lines.map(str::trim).filter(|line| line.starts_with("kpctl ")) {
             takes(&file.display().to_string(), typed(line));
             found += 1;
         }
@@ -135,10 +129,7 @@ fn each_documented_command_is_one_that_kpctl_takes() {
 #[test]
 fn each_example_is_one_that_kpctl_takes() {
     fn visit(command: &clap::Command) {
-        let help = command
-            .get_after_help()
-            .map(ToString::to_string)
-            .unwrap_or_default();
+        let help = command.get_after_help().map(ToString::to_string).unwrap_or_default();
         for line in help
             .lines()
             .filter_map(|line| line.strip_prefix("  "))

@@ -52,9 +52,7 @@ fn server(version: &Value) -> Finding {
     const CHECK: &str = "api-server";
     let text = version["gitVersion"].as_str().unwrap_or("unknown");
     let minor = version["minor"].as_str().unwrap_or_default();
-    let minor = minor
-        .trim_end_matches(|c: char| !c.is_ascii_digit())
-        .parse::<u32>();
+    let minor = minor.trim_end_matches(|c: char| !c.is_ascii_digit()).parse::<u32>();
     match minor {
         Ok(minor) if minor >= OLDEST => Finding::ok(CHECK, format!("Kubernetes {text}")),
         Ok(_) => Finding::warning(
@@ -83,10 +81,7 @@ fn own_namespace(found: Option<&Namespace>, name: &str) -> Finding {
         return Finding::ok(CHECK, format!("{name} does not exist, and helm creates it"));
     };
     let labels = found.metadata.labels.as_ref();
-    match labels
-        .and_then(|labels| labels.get(LABEL))
-        .map(String::as_str)
-    {
+    match labels.and_then(|labels| labels.get(LABEL)).map(String::as_str) {
         None | Some("privileged") => Finding::ok(CHECK, format!("{name} exists")),
         Some(level) => Finding::bad(
             CHECK,

@@ -54,10 +54,7 @@ pub(crate) fn findings(objects: &Objects) -> Vec<Finding> {
 
 /// Returns whether kplane should serve a node.
 fn is_ours(node: &NodeSnapshot, snapshot: &Snapshot) -> bool {
-    let limited = snapshot
-        .agents
-        .as_ref()
-        .is_some_and(|agents| agents.limited);
+    let limited = snapshot.agents.as_ref().is_some_and(|agents| agents.limited);
     node.linux && (!limited || node.mark == Mark::Kplane)
 }
 
@@ -184,10 +181,7 @@ fn kube_proxy(snapshot: &Snapshot) -> Finding {
 
 fn leftovers(snapshot: &Snapshot, objects: &Objects) -> Finding {
     let mut details = Vec::new();
-    let returning = snapshot
-        .nodes
-        .iter()
-        .filter(|node| node.mark == Mark::Returning);
+    let returning = snapshot.nodes.iter().filter(|node| node.mark == Mark::Returning);
     let returning: Vec<&str> = returning.map(|node| node.name.as_str()).collect();
     if !returning.is_empty() {
         details.push(format!(
@@ -200,18 +194,11 @@ fn leftovers(snapshot: &Snapshot, objects: &Objects) -> Finding {
         details.push(format!("{cleanups} cleanup pods"));
     }
     let none = snapshot.nodes.iter().all(|node| node.mark == Mark::None);
-    let kept = snapshot
-        .kube_proxy
-        .as_ref()
-        .is_some_and(|set| set.keeps_off);
+    let kept = snapshot.kube_proxy.as_ref().is_some_and(|set| set.keeps_off);
     if none && kept {
         details.push("kube-proxy's DaemonSet keeps off nodes that do not exist".to_owned());
     }
-    let alone = snapshot
-        .nodes
-        .iter()
-        .filter(|node| node.mark == Mark::Kplane)
-        .count();
+    let alone = snapshot.nodes.iter().filter(|node| node.mark == Mark::Kplane).count();
     if snapshot.agents.is_none() && alone > 0 {
         details.push(format!(
             "{alone} nodes have the label kplane.io/proxy, and no agents exist"
@@ -231,15 +218,11 @@ fn taints(objects: &Objects, snapshot: &Snapshot) -> Finding {
         let taints = node.spec.iter().flat_map(|spec| &spec.taints).flatten();
         taints.into_iter().any(|taint| taint.key == NOT_READY)
     });
-    let tainted: Vec<&str> = tainted
-        .filter_map(|node| node.metadata.name.as_deref())
-        .collect();
+    let tainted: Vec<&str> = tainted.filter_map(|node| node.metadata.name.as_deref()).collect();
     if tainted.is_empty() {
         return Finding::ok("taints", format!("no node has {NOT_READY}"));
     }
-    let serving = tainted
-        .iter()
-        .filter(|name| snapshot.node(name).is_some_and(is_connected));
+    let serving = tainted.iter().filter(|name| snapshot.node(name).is_some_and(is_connected));
     let text = format!("{} nodes have {NOT_READY}", tainted.len());
     let finding = match serving.count() {
         // The taint is there to keep pods off these nodes.

@@ -105,10 +105,7 @@ fn input(fleet: &pb::Fleet) -> Finding {
     if plane.errors == 0 {
         return Finding::ok("input", text);
     }
-    let errors = plane
-        .issues
-        .iter()
-        .filter(|issue| issue.severity() != pb::Severity::Warning);
+    let errors = plane.issues.iter().filter(|issue| issue.severity() != pb::Severity::Warning);
     let details = errors.take(super::NAMED).map(|issue| {
         let place = format!("{} {}/{}", issue.kind, issue.namespace, issue.name);
         format!("{place}: {}", issue.reason)
@@ -125,9 +122,7 @@ fn replicas(fleet: &pb::Fleet) -> Finding {
         };
         return Finding::ok("replicas", text);
     }
-    let details = missing
-        .iter()
-        .map(|replica| format!("{}: {}", replica.address, replica.reason));
+    let details = missing.iter().map(|replica| format!("{}: {}", replica.address, replica.reason));
     let text = format!("{} did not answer", missing.len());
     Finding::bad("replicas", text, "kubectl -n kplane get pods -o wide").with(details.collect())
 }
@@ -135,9 +130,7 @@ fn replicas(fleet: &pb::Fleet) -> Finding {
 /// Returns the nodes in these states.
 fn nodes_in<'a>(fleet: &'a pb::Fleet, states: &[NodeState]) -> Vec<&'a pb::NodeStatus> {
     let nodes = fleet.nodes.iter();
-    nodes
-        .filter(|node| states.contains(&node.state()))
-        .collect()
+    nodes.filter(|node| states.contains(&node.state())).collect()
 }
 
 fn of_nodes(nodes: &[&pb::NodeStatus]) -> Vec<String> {
@@ -244,10 +237,8 @@ fn endpoints(fleet: &pb::Fleet) -> Finding {
         }
     }
     let all = avoided.len();
-    let mut ill: Vec<_> = avoided
-        .into_iter()
-        .filter(|(_, nodes)| nodes_agree(nodes.len()))
-        .collect();
+    let mut ill: Vec<_> =
+        avoided.into_iter().filter(|(_, nodes)| nodes_agree(nodes.len())).collect();
     ill.sort_by_key(|(_, nodes)| Reverse(nodes.len()));
     let Some(((first, _), _)) = ill.first() else {
         let text = match all {
@@ -258,17 +249,14 @@ fn endpoints(fleet: &pb::Fleet) -> Finding {
         };
         return Finding::ok(CHECK, text);
     };
-    let details = ill
-        .iter()
-        .take(super::NAMED)
-        .map(|((service, address), nodes)| {
-            let names: Vec<&str> = nodes.iter().copied().collect();
-            format!(
-                "{service}: {address} on {} nodes: {}",
-                nodes.len(),
-                super::names(&names)
-            )
-        });
+    let details = ill.iter().take(super::NAMED).map(|((service, address), nodes)| {
+        let names: Vec<&str> = nodes.iter().copied().collect();
+        format!(
+            "{service}: {address} on {} nodes: {}",
+            nodes.len(),
+            super::names(&names)
+        )
+    });
     let text = format!(
         "{} avoided by the userspace proxies of several nodes",
         ill.len()
@@ -296,20 +284,12 @@ fn versions(fleet: &pb::Fleet, kpctl: &str) -> Finding {
     for node in fleet.nodes.iter().filter(|node| !node.peer.is_empty()) {
         *agents.entry(&node.agent_version).or_default() += 1;
     }
-    let all: BTreeSet<&str> = agents
-        .keys()
-        .copied()
-        .chain([plane.as_str(), kpctl])
-        .collect();
+    let all: BTreeSet<&str> = agents.keys().copied().chain([plane.as_str(), kpctl]).collect();
     if all.len() <= 1 {
         return Finding::ok("versions", format!("{kpctl} everywhere"));
     }
     let mut details = vec![format!("kpctl {kpctl}, control plane {plane}")];
-    details.extend(
-        agents
-            .iter()
-            .map(|(version, count)| format!("{count} agents {version}")),
-    );
+    details.extend(agents.iter().map(|(version, count)| format!("{count} agents {version}")));
     let text = "they differ, as during an upgrade";
     Finding::warning("versions", text, "kpctl get nodes").with(details)
 }

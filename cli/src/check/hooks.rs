@@ -97,10 +97,7 @@ impl PodSpec {
                 self.faults_of(get, (at, port), &mut faults);
             }
         }
-        let ports = self
-            .containers
-            .iter()
-            .flat_map(|container| &container.ports);
+        let ports = self.containers.iter().flat_map(|container| &container.ports);
         if port > 0 && ports.into_iter().any(|of| of.container_port == port) {
             faults.push(format!(
                 "a container serves at port {port} of the hooks: kubelet's probes there reach the agent"
@@ -128,9 +125,7 @@ impl PodSpec {
         let own = matches!(&*get.host, "127.0.0.1" | "::1" | "localhost");
         let value = |wanted: &str| {
             let mut pairs = query.split('&').filter_map(|pair| pair.split_once('='));
-            pairs
-                .find(|(name, _)| *name == wanted)
-                .map(|(_, value)| value)
+            pairs.find(|(name, _)| *name == wanted).map(|(_, value)| value)
         };
         if self.host_network && !(own && value("port").is_some()) {
             faults.push(format!(

@@ -24,10 +24,7 @@ pub(crate) fn finding(report: &pb::ProbeReport) -> Finding {
     let failed = reported.flat_map(|node| node.failed.iter().map(move |failed| (node, failed)));
     let failed: Vec<String> = failed
         .map(|(node, failed)| {
-            let at = failed
-                .attempt
-                .as_ref()
-                .map_or("", |attempt| &attempt.address);
+            let at = failed.attempt.as_ref().map_or("", |attempt| &attempt.address);
             format!("{} gets no answer of {} at {at}", node.node, failed.node)
         })
         .collect();

@@ -77,9 +77,7 @@ fn summary(
     if failed.is_empty() {
         return Finding::ok(CHECK, format!("{all} of {all} nodes were checked"));
     }
-    let reasons = failed
-        .iter()
-        .map(|(node, reason)| format!("{node}: {reason}"));
+    let reasons = failed.iter().map(|(node, reason)| format!("{node}: {reason}"));
     let text = format!("{} of {all} nodes could not be checked", failed.len());
     let remedy = "kubectl get pods --all-namespaces -l app.kubernetes.io/component=check";
     Finding::unknown(CHECK, text, remedy).with(reasons.collect())
@@ -94,11 +92,7 @@ fn of_check(check: &str, found: &BTreeMap<NodeName, Vec<Finding>>) -> Finding {
     let mut groups = BTreeMap::<(std::cmp::Reverse<Outcome>, &str), (Vec<&str>, &Finding)>::new();
     for (node, finding) in answers {
         let key = (std::cmp::Reverse(finding.outcome), finding.summary.as_str());
-        groups
-            .entry(key)
-            .or_insert((Vec::new(), finding))
-            .0
-            .push(node);
+        groups.entry(key).or_insert((Vec::new(), finding)).0.push(node);
     }
     let Some((_, (nodes, worst))) = groups.first_key_value() else {
         return Finding::unknown(check, "no node has an answer", "");
@@ -122,9 +116,7 @@ mod tests {
     use super::*;
 
     fn found(nodes: &[(&str, Finding)]) -> BTreeMap<NodeName, Vec<Finding>> {
-        let nodes = nodes
-            .iter()
-            .map(|(node, finding)| ((*node).into(), vec![finding.clone()]));
+        let nodes = nodes.iter().map(|(node, finding)| ((*node).into(), vec![finding.clone()]));
         nodes.collect()
     }
 
@@ -166,14 +158,7 @@ mod tests {
     #[test]
     fn the_pod_reads_the_configuration_only_if_there_is_one() {
         let with = pod("p", "n1", "agent:1", Some("kube-proxy"));
-        assert!(
-            with.to_string()
-                .contains("--config=/etc/kube-proxy/config.conf")
-        );
-        assert!(
-            !pod("p", "n1", "agent:1", None)
-                .to_string()
-                .contains("config")
-        );
+        assert!(with.to_string().contains("--config=/etc/kube-proxy/config.conf"));
+        assert!(!pod("p", "n1", "agent:1", None).to_string().contains("config"));
     }
 }

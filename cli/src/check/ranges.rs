@@ -65,10 +65,7 @@ pub(crate) fn finding(services: &[Service], ranges: Option<&[ServiceCidr]>) -> F
 }
 
 fn of_node_ports(services: &[Service]) -> Option<Use> {
-    let used: BTreeSet<u16> = services
-        .iter()
-        .flat_map(|it| it.spec.node_ports())
-        .collect();
+    let used: BTreeSet<u16> = services.iter().flat_map(|it| it.spec.node_ports()).collect();
     // An API server with another range has ports outside of this one sooner or later.
     let known = used.iter().all(|port| NODE_PORTS.contains(port));
     (known && !used.is_empty()).then(|| Use {
@@ -104,10 +101,7 @@ mod tests {
     use crate::check::Outcome;
 
     fn service(addresses: &Value, node_ports: &[u16]) -> Service {
-        let ports: Vec<Value> = node_ports
-            .iter()
-            .map(|port| json!({ "nodePort": port }))
-            .collect();
+        let ports: Vec<Value> = node_ports.iter().map(|port| json!({ "nodePort": port })).collect();
         let spec = json!({ "clusterIPs": addresses, "ports": ports });
         serde_json::from_value(json!({ "metadata": {}, "spec": spec })).unwrap()
     }
@@ -131,8 +125,7 @@ mod tests {
         let full = of(12, &ranges);
         assert_eq!(full.outcome, Outcome::Warning);
         assert!(
-            full.summary
-                .starts_with("12 of 14 addresses of IPv4 (85 %)"),
+            full.summary.starts_with("12 of 14 addresses of IPv4 (85 %)"),
             "{full:?}"
         );
         assert_eq!(full.details[1], "12 addresses of IPv6");

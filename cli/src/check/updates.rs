@@ -170,11 +170,7 @@ fn selecting<'a>(
         let mut selector = spec.selector.iter();
         selector.all(|(key, value)| labels.get(key) == Some(value))
     };
-    of_namespace
-        .into_iter()
-        .flatten()
-        .copied()
-        .filter(is_selected)
+    of_namespace.into_iter().flatten().copied().filter(is_selected)
 }
 
 /// Returns the port at which agents answer hooks, by their DaemonSet; 0 = they answer none.

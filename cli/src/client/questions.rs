@@ -20,8 +20,7 @@ impl Client {
     /// Returns the latest Pods that waited to end.
     pub(crate) async fn drain_status(&self) -> Result<pb::DrainStatus, Error> {
         let mut stub = self.stub.clone();
-        self.ask(stub.get_drain_status(pb::DrainStatusRequest {}))
-            .await
+        self.ask(stub.get_drain_status(pb::DrainStatusRequest {})).await
     }
 
     /// Returns who talked to whom.

@@ -73,10 +73,7 @@ pub(crate) async fn run(cli: &Cli, args: &BundleArgs) -> Result<Verdict, Failure
     let (client, _) = connect(cli).await?;
     let now = Timestamp::now();
     let file = args.file.clone().unwrap_or_else(|| {
-        PathBuf::from(
-            now.strftime("kplane-bundle-%Y%m%dT%H%M%SZ.tar.gz")
-                .to_string(),
-        )
+        PathBuf::from(now.strftime("kplane-bundle-%Y%m%dT%H%M%SZ.tar.gz").to_string())
     });
     let addresses = args.hash_addresses.then(Addresses::new);
     let seconds = u64::try_from(now.as_second()).unwrap_or_default();
@@ -113,10 +110,7 @@ async fn fleet(
 ) -> Result<Vec<ServiceName>, Failure> {
     let mut services = asked;
     let fleet = client.fleet().await;
-    let plane = fleet
-        .as_ref()
-        .ok()
-        .and_then(|fleet| fleet.control_plane.as_ref());
+    let plane = fleet.as_ref().ok().and_then(|fleet| fleet.control_plane.as_ref());
     let version = plane.map(|plane| plane.version.clone());
     let issues = plane.into_iter().flat_map(|plane| &plane.issues);
     let with_issues = issues.filter(|issue| issue.kind == "Service");

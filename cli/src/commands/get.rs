@@ -46,10 +46,7 @@ async fn services<V: List>(
     let (client, route) = connect(cli).await?;
     let request = pb::ListServicesRequest {
         namespace: namespace.unwrap_or_default().to_owned(),
-        name: name
-            .as_ref()
-            .map(|name| name.name.to_string())
-            .unwrap_or_default(),
+        name: name.as_ref().map(|name| name.name.to_string()).unwrap_or_default(),
         node: args.node.clone().unwrap_or_default(),
         ..pb::ListServicesRequest::default()
     };
@@ -86,11 +83,7 @@ async fn nodes(cli: &Cli, args: &NodesArgs) -> Result<Verdict, Failure> {
     }
     let request = pb::GetFleetRequest {
         node: args.node.clone().unwrap_or_default(),
-        states: args
-            .states
-            .iter()
-            .map(|state| state.wire().into())
-            .collect(),
+        states: args.states.iter().map(|state| state.wire().into()).collect(),
         zone: args.zone.clone().unwrap_or_default(),
         ..pb::GetFleetRequest::default()
     };

@@ -72,9 +72,7 @@ async fn walk(
         chosen: chosen(&cluster, args).await?,
         at_a_time: args.at_a_time.into(),
     };
-    let end = Walk::new(&mut cluster, order, args.node_timeout, image)
-        .run()
-        .await?;
+    let end = Walk::new(&mut cluster, order, args.node_timeout, image).run().await?;
     show(
         cli,
         &MigrationView::new(&end.snapshot).stopped(end.problem.clone()),
@@ -91,10 +89,8 @@ async fn chosen(cluster: &Cluster<'_>, args: &WalkArgs) -> Result<Chosen, Failur
         return Ok(Chosen::All);
     }
     let labels = args.selector.clone().unwrap_or_default();
-    let nodes: Vec<Node> = cluster
-        .objects()
-        .list("/api/v1/nodes", &labels, Asked("list nodes"))
-        .await?;
+    let nodes: Vec<Node> =
+        cluster.objects().list("/api/v1/nodes", &labels, Asked("list nodes")).await?;
     let there = nodes.into_iter().filter_map(|node| node.metadata.name);
     let there: BTreeSet<String> = there.collect();
     if args.selector.is_some() {

@@ -25,11 +25,7 @@ pub(crate) async fn history(cli: &Cli, args: &HistoryArgs) -> Result<Verdict, Fa
         }
         Some(HistoryCommand::Service(args)) => {
             let (name, request) = args.request()?;
-            let history = connect(cli)
-                .await?
-                .0
-                .service_history(&name, request)
-                .await?;
+            let history = connect(cli).await?.0.service_history(&name, request).await?;
             show(cli, &ServiceHistoryView::new(&name, &args.node, history))
         }
     }

@@ -96,10 +96,7 @@ fn refuse(snapshot: &Snapshot, args: &UninstallArgs) -> Result<(), Failure> {
 }
 
 fn confirmed(snapshot: &Snapshot) -> Result<bool, Failure> {
-    let serves = snapshot
-        .kube_proxy
-        .as_ref()
-        .is_some_and(|set| !set.keeps_off);
+    let serves = snapshot.kube_proxy.as_ref().is_some_and(|set| !set.keeps_off);
     let text = match serves {
         true => "kube-proxy has a DaemonSet, and serves the nodes afterwards.",
         false if only_saved(snapshot) => {
@@ -121,10 +118,7 @@ fn next(snapshot: &Snapshot, namespace: &str, complete: bool) -> Vec<String> {
     if !complete {
         return vec!["kpctl uninstall, when the nodes above work again".to_owned()];
     }
-    let release = snapshot
-        .agents
-        .as_ref()
-        .and_then(|agents| agents.release.clone());
+    let release = snapshot.agents.as_ref().and_then(|agents| agents.release.clone());
     let mut next = Vec::new();
     if only_saved(snapshot) {
         next.push("kpctl migrate back --all, if kube-proxy shall serve the nodes again".to_owned());
@@ -156,10 +150,7 @@ impl Uninstall<'_, '_> {
         let plane = format!("/apis/apps/v1/namespaces/{namespace}/deployments/kplane-controlplane");
         let objects = self.cluster.objects();
         let asked = Asked("patch deployments");
-        match objects
-            .patch(&plane, &json!({ "spec": { "replicas": 0 } }), asked)
-            .await
-        {
+        match objects.patch(&plane, &json!({ "spec": { "replicas": 0 } }), asked).await {
             Err(error) if error.is_missing() => {}
             patched => patched?,
         }
@@ -170,18 +161,13 @@ impl Uninstall<'_, '_> {
             "nodeSelector": { NOWHERE: "true" },
         } } } });
         let path = self.cluster.agents_path();
-        objects
-            .patch(&path, &nowhere, Asked("patch daemonsets"))
-            .await?;
+        objects.patch(&path, &nowhere, Asked("patch daemonsets")).await?;
         let until = Instant::now() + self.args.node_timeout;
         loop {
             let now = self.cluster.gather_objects().await?;
             let snapshot = Snapshot::from(&now);
             // On a node that does not work, no pod ends.
-            let there = snapshot
-                .nodes
-                .iter()
-                .filter(|node| node.ready && node.agent.is_there());
+            let there = snapshot.nodes.iter().filter(|node| node.ready && node.agent.is_there());
             let there = there.count();
             if there == 0 || Instant::now() >= until {
                 return Ok(());
@@ -200,9 +186,7 @@ impl Uninstall<'_, '_> {
         let snapshot = Snapshot::from(gathered);
         let linux = snapshot.nodes.iter().filter(|node| node.linux);
         let (ready, away): (Vec<_>, Vec<_>) = linux.partition(|node| node.ready);
-        let away = away
-            .iter()
-            .map(|node| format!("{}: the node is not Ready", node.name));
+        let away = away.iter().map(|node| format!("{}: the node is not Ready", node.name));
         self.left.extend(away);
         for some in ready.chunks(AT_A_TIME) {
             let names: Vec<String> = some.iter().map(|node| node.name.clone()).collect();
@@ -245,9 +229,7 @@ impl Uninstall<'_, '_> {
                 }
             }
             if Instant::now() >= until {
-                let late = waiting
-                    .iter()
-                    .map(|name| format!("{name}: not clean in time"));
+                let late = waiting.iter().map(|name| format!("{name}: not clean in time"));
                 self.left.extend(late);
                 return Ok(());
             }
@@ -269,8 +251,7 @@ impl Uninstall<'_, '_> {
             let objects = self.cluster.objects();
             match objects.patch(&path, &fields, Asked("patch nodes")).await {
                 Err(error) if error.is_conflict() => {
-                    self.left
-                        .push(format!("{name}: another program changes its taints"));
+                    self.left.push(format!("{name}: another program changes its taints"));
                 }
                 patched => {
                     patched?;
@@ -308,9 +289,8 @@ fn unmarked(node: &Node) -> Option<Value> {
     let labelled = labels.is_some_and(|labels| labels.contains_key(LABEL));
     let taints = node.spec.as_ref().and_then(|spec| spec.taints.clone());
     let taints = taints.unwrap_or_default();
-    let (ours, others): (Vec<Taint>, Vec<Taint>) = taints
-        .into_iter()
-        .partition(|taint| taint.key.starts_with(TAINTS));
+    let (ours, others): (Vec<Taint>, Vec<Taint>) =
+        taints.into_iter().partition(|taint| taint.key.starts_with(TAINTS));
     if !labelled && ours.is_empty() {
         return None;
     }

@@ -81,9 +81,7 @@ pub(crate) fn cause_at(server: &str, error: &(dyn std::error::Error + 'static)) 
     }
     // A server of TLS answers plain text with a record of its own, or not at all.
     if let Some(address) = server.strip_prefix("http://")
-        && [NO_HTTP, "broken pipe", "reset"]
-            .iter()
-            .any(|of| text.contains(of))
+        && [NO_HTTP, "broken pipe", "reset"].iter().any(|of| text.contains(of))
     {
         return format!(
             "{text}: if it speaks TLS: --server https://{address} --certificate-authority FILE"

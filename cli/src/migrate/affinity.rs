@@ -10,8 +10,7 @@ use super::{KPLANE, LABEL};
 /// Returns the node selector of a pod template.
 pub(crate) fn required(affinity: Option<&Affinity>) -> Option<&NodeSelector> {
     let node = affinity?.node_affinity.as_ref()?;
-    node.required_during_scheduling_ignored_during_execution
-        .as_ref()
+    node.required_during_scheduling_ignored_during_execution.as_ref()
 }
 
 /// Returns whether no pod with this selector runs on a node of kplane.
@@ -38,9 +37,7 @@ pub(crate) fn keep_off(selector: Option<&NodeSelector>) -> NodeSelector {
     // A term without conditions matches no node, and would match some with a condition.
     for term in terms.filter(|term| !is_empty(term)) {
         if !has(term, is_not_in) {
-            term.match_expressions
-                .get_or_insert_default()
-                .push(not_in());
+            term.match_expressions.get_or_insert_default().push(not_in());
         }
     }
     selector

@@ -79,9 +79,7 @@ pub(crate) fn pod_name(task: &str, node: &str) -> String {
     }
     // Names that are cut or changed stay different by their hash.
     let hash = format!("-{:016x}", fnv(node));
-    let head = name
-        .floor_char_boundary(MAX_NAME - hash.len())
-        .min(name.len());
+    let head = name.floor_char_boundary(MAX_NAME - hash.len()).min(name.len());
     format!("{}{hash}", &name[..head])
 }
 
@@ -177,9 +175,8 @@ fn of_every_mode(spec: &mut PodSpec) {
 /// gone.
 fn without_identity(spec: &mut PodSpec) {
     let volumes = spec.volumes.get_or_insert_default();
-    let (identity, others): (Vec<Volume>, Vec<Volume>) = volumes
-        .drain(..)
-        .partition(|volume| volume.projected.is_some());
+    let (identity, others): (Vec<Volume>, Vec<Volume>) =
+        volumes.drain(..).partition(|volume| volume.projected.is_some());
     *volumes = others;
     for container in &mut spec.containers {
         let mounts = container.volume_mounts.get_or_insert_default();
@@ -190,23 +187,15 @@ fn without_identity(spec: &mut PodSpec) {
 /// Mounts the parent of the cache folder, because a mounted folder itself cannot be removed. Returns the place of the
 /// folder in the pod.
 fn mount_host(spec: &mut PodSpec) -> String {
-    let mounts = spec
-        .containers
-        .iter()
-        .flat_map(|container| &container.volume_mounts);
+    let mounts = spec.containers.iter().flat_map(|container| &container.volume_mounts);
     let cache = mounts.flatten().find(|mount| mount.mount_path == CACHE);
     let cache = cache.map(|mount| mount.name.clone());
     let volumes = spec.volumes.get_or_insert_default();
-    let at = volumes
-        .iter()
-        .position(|volume| Some(&volume.name) == cache.as_ref());
+    let at = volumes.iter().position(|volume| Some(&volume.name) == cache.as_ref());
     let volume = at.map(|at| volumes.remove(at));
     let folder = volume.and_then(|volume| volume.host_path);
     let folder = folder.map_or_else(|| CACHE.to_owned(), |host| host.path);
-    let (parent, name) = folder
-        .trim_end_matches('/')
-        .rsplit_once('/')
-        .unwrap_or(("", "kplane"));
+    let (parent, name) = folder.trim_end_matches('/').rsplit_once('/').unwrap_or(("", "kplane"));
     let parent = if parent.is_empty() { "/" } else { parent };
     volumes.push(host_volume("host", parent, "Directory"));
     for container in &mut spec.containers {

@@ -55,11 +55,7 @@ pub(crate) fn next(snapshot: &Snapshot, order: &Order) -> Step {
     let Some(kube_proxy) = &snapshot.kube_proxy else {
         return Step::Recreate;
     };
-    if kube_proxy
-        .record
-        .as_ref()
-        .is_some_and(|record| record.paused)
-    {
+    if kube_proxy.record.as_ref().is_some_and(|record| record.paused) {
         return Step::Paused;
     }
     if order.direction == Direction::ToKplane
@@ -67,11 +63,8 @@ pub(crate) fn next(snapshot: &Snapshot, order: &Order) -> Step {
     {
         return Step::KeepOff;
     }
-    let nodes: Vec<(&NodeSnapshot, Stage)> = snapshot
-        .nodes
-        .iter()
-        .map(|node| (node, Stage::of(node)))
-        .collect();
+    let nodes: Vec<(&NodeSnapshot, Stage)> =
+        snapshot.nodes.iter().map(|node| (node, Stage::of(node))).collect();
     match order.direction {
         Direction::ToKplane => forward(&nodes, order),
         Direction::Back => back(snapshot, &nodes, order),
@@ -116,9 +109,7 @@ pub(crate) fn blocked(snapshot: &Snapshot, order: &Order) -> Option<Blocked> {
         ),
         Direction::Back => {
             let agents = snapshot.agents.as_ref();
-            agents
-                .and_then(unlimited)
-                .or_else(|| other_names(snapshot, order))
+            agents.and_then(unlimited).or_else(|| other_names(snapshot, order))
         }
     }
 }
@@ -190,11 +181,7 @@ fn forward(nodes: &[(&NodeSnapshot, Stage)], order: &Order) -> Step {
         .iter()
         .filter(|(node, stage)| chosen(node) && *stage == Stage::KubeProxy)
         .partition(|(node, _)| node.ready);
-    let next: Vec<String> = ready
-        .iter()
-        .take(room)
-        .map(|(node, _)| node.name.clone())
-        .collect();
+    let next: Vec<String> = ready.iter().take(room).map(|(node, _)| node.name.clone()).collect();
     if !next.is_empty() && !waits.iter().any(|wait| wait.hopeless) {
         return Step::Mark {
             nodes: next,
@@ -222,11 +209,7 @@ fn back(snapshot: &Snapshot, nodes: &[(&NodeSnapshot, Stage)], order: &Order) ->
     }
     let returning: Vec<Waiting> = waits(nodes)
         .into_iter()
-        .filter(|wait| {
-            snapshot
-                .node(&wait.node)
-                .is_some_and(|node| node.mark == Mark::Returning)
-        })
+        .filter(|wait| snapshot.node(&wait.node).is_some_and(|node| node.mark == Mark::Returning))
         .collect();
     let room = order.at_a_time.saturating_sub(returning.len());
     let next: Vec<String> = snapshot

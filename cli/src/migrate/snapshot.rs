@@ -139,10 +139,8 @@ impl From<&Objects> for Snapshot {
             Some(Err(error)) => (&[][..], Some(error.clone())),
             None => (&[][..], None),
         };
-        let served: BTreeMap<&str, &pb::NodeStatus> = fleet
-            .iter()
-            .map(|node| (node.name.as_str(), node))
-            .collect();
+        let served: BTreeMap<&str, &pb::NodeStatus> =
+            fleet.iter().map(|node| (node.name.as_str(), node)).collect();
         let of = |pods: &BTreeMap<String, PodState>, name: &str| {
             pods.get(name).cloned().unwrap_or_default()
         };
@@ -177,9 +175,7 @@ impl From<&DaemonSet> for KubeProxy {
         let annotations = set.metadata.annotations.as_ref();
         Self {
             keeps_off: affinity::keeps_off(selector(set)),
-            record: annotations
-                .and_then(|all| all.get(ANNOTATION))
-                .map(|text| Record::parse(text)),
+            record: annotations.and_then(|all| all.get(ANNOTATION)).map(|text| Record::parse(text)),
         }
     }
 }
@@ -189,9 +185,7 @@ impl From<&DaemonSet> for Agents {
         let annotations = set.metadata.annotations.as_ref();
         Self {
             limited: affinity::is_limited(selector(set)),
-            release: annotations
-                .and_then(|all| all.get("meta.helm.sh/release-name"))
-                .cloned(),
+            release: annotations.and_then(|all| all.get("meta.helm.sh/release-name")).cloned(),
         }
     }
 }
@@ -238,10 +232,7 @@ fn node_of(pod: &Pod) -> Option<String> {
 
 fn mark(node: &Node) -> Mark {
     let labels = node.metadata.labels.as_ref();
-    match labels
-        .and_then(|labels| labels.get(LABEL))
-        .map(String::as_str)
-    {
+    match labels.and_then(|labels| labels.get(LABEL)).map(String::as_str) {
         None => Mark::None,
         Some(KPLANE) => Mark::Kplane,
         Some(RETURNING) => Mark::Returning,

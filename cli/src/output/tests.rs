@@ -7,9 +7,7 @@ struct Lines(usize);
 
 impl View for Lines {
     fn text(&self, _canvas: &Canvas) -> String {
-        (1..=self.0)
-            .map(|i| Tone::Good.paint(&format!("line {i}")) + "\n")
-            .collect()
+        (1..=self.0).map(|i| Tone::Good.paint(&format!("line {i}")) + "\n").collect()
     }
 }
 

@@ -70,14 +70,8 @@ impl View for CheckView {
             })
             .notes(|finding| notes(finding, canvas))
             .render(canvas);
-        let bad = self
-            .checks
-            .iter()
-            .filter(|finding| finding.outcome == Outcome::Bad);
-        let unknown = self
-            .checks
-            .iter()
-            .filter(|finding| finding.outcome == Outcome::Unknown);
+        let bad = self.checks.iter().filter(|finding| finding.outcome == Outcome::Bad);
+        let unknown = self.checks.iter().filter(|finding| finding.outcome == Outcome::Unknown);
         let text = match (self.outcome, bad.count(), unknown.count()) {
             (Outcome::Bad, bad, 0) => format!("{bad} of {} checks failed", self.checks.len()),
             (Outcome::Bad, bad, unknown) => format!(
@@ -90,11 +84,7 @@ impl View for CheckView {
                     self.checks.len()
                 )
             }
-            _ => match self
-                .checks
-                .iter()
-                .any(|check| check.outcome == Outcome::Warning)
-            {
+            _ => match self.checks.iter().any(|check| check.outcome == Outcome::Warning) {
                 true => "No check failed; read the warnings".to_owned(),
                 false => "All is well".to_owned(),
             },

@@ -138,10 +138,7 @@ impl MigrationView {
             return Vec::new();
         }
         let waiting = self.nodes.iter().find(|node| node.stage == "KubeProxy");
-        let release = snapshot
-            .agents
-            .as_ref()
-            .and_then(|agents| agents.release.clone());
+        let release = snapshot.agents.as_ref().and_then(|agents| agents.release.clone());
         match self.stage {
             StageView::NotStarted => waiting
                 .map(|node| format!("kpctl migrate start --node {}", node.name))
@@ -156,10 +153,7 @@ impl MigrationView {
             }
             StageView::Complete => vec!["kpctl migrate finish".to_owned()],
             StageView::Finished
-                if snapshot
-                    .agents
-                    .as_ref()
-                    .is_some_and(|agents| agents.limited) =>
+                if snapshot.agents.as_ref().is_some_and(|agents| agents.limited) =>
             {
                 vec![format!(
                     "helm upgrade {} deploy/chart --namespace kplane --reset-then-reuse-values --set \
@@ -192,11 +186,7 @@ impl MigrationView {
 
 fn stage(snapshot: &Snapshot, stages: &[Stage]) -> StageView {
     let record = snapshot.record();
-    let inside = || {
-        stages
-            .iter()
-            .filter(|stage| !matches!(stage, Stage::Outside(_)))
-    };
+    let inside = || stages.iter().filter(|stage| !matches!(stage, Stage::Outside(_)));
     if record.is_some_and(|record| record.paused) {
         return StageView::Paused;
     }
@@ -218,10 +208,7 @@ fn stage(snapshot: &Snapshot, stages: &[Stage]) -> StageView {
 /// Returns the command that takes agents to nftables, before the migration and after it, where they follow kube-proxy's
 /// file to another backend. kubeadm 1.37 writes `mode: iptables` into files that named no mode (K34).
 fn advice(snapshot: &Snapshot, stage: StageView) -> Option<String> {
-    let served = snapshot
-        .nodes
-        .iter()
-        .filter_map(|node| node.served.as_ref());
+    let served = snapshot.nodes.iter().filter_map(|node| node.served.as_ref());
     let mut backends: Vec<&str> = served.map(|served| served.backend.as_str()).collect();
     if stage == StageView::NotStarted {
         backends.extend(snapshot.mode.as_deref());
@@ -261,10 +248,8 @@ fn stopped(snapshot: &Snapshot) -> Option<Blocked> {
 impl View for MigrationView {
     fn text(&self, canvas: &Canvas) -> String {
         let counts = self.counts();
-        let counts: Vec<String> = counts
-            .iter()
-            .map(|(count, words)| format!("{count} {words}"))
-            .collect();
+        let counts: Vec<String> =
+            counts.iter().map(|(count, words)| format!("{count} {words}")).collect();
         let (text, tone) = match self.stage {
             StageView::NotStarted => ("Not started", Tone::Plain),
             StageView::Started => ("Under way", Tone::Warn),

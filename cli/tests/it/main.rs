@@ -281,9 +281,7 @@ fn rows_are_selected_and_sorted() {
     assert_eq!(first(&get(&states)), ["node-c", "node-e"]);
     assert_eq!(first(&get(&["node", "node/node-b"]))[1..], ["node-b"]);
     assert_eq!(
-        get(&["nodes", "--zone", "nowhere", "--no-headers"])
-            .lines()
-            .next(),
+        get(&["nodes", "--zone", "nowhere", "--no-headers"]).lines().next(),
         Some("No nodes.")
     );
     let web = get(&["service", "shop/web", "--no-headers"]);
@@ -399,16 +397,7 @@ fn approve_lets_go_what_was_shown() {
     assert_eq!((refused.code, refused.stdout.as_str()), (Some(2), ""));
     assert!(refused.stderr.contains("991 services"), "{refused:?}");
     assert!(refused.stderr.contains("use --yes"), "{refused:?}");
-    assert!(
-        plane
-            .fleet
-            .borrow()
-            .control_plane
-            .as_ref()
-            .unwrap()
-            .held
-            .is_some()
-    );
+    assert!(plane.fleet.borrow().control_plane.as_ref().unwrap().held.is_some());
 
     let json = text(plane.address, &["approve", "--yes", "-o", "json"]);
     let json: serde_json::Value = serde_json::from_str(&json).unwrap();
@@ -465,9 +454,7 @@ fn watch_prints_a_block_a_change() {
     let watch = Running::start(&mut kpctl(plane.address, &["status", "-w"]));
     watch.stdout.find("3/3 in sync");
     watch.stdout.find("node-c  InSync");
-    plane
-        .fleet
-        .send_modify(|fleet| fleet.nodes[1] = samples::syncing("node-b"));
+    plane.fleet.send_modify(|fleet| fleet.nodes[1] = samples::syncing("node-b"));
     assert_eq!(watch.stdout.next(), "", "between two blocks");
     watch.stdout.find("2/3 in sync, 1 syncing");
     watch.stdout.find("node-b  Syncing");
@@ -484,9 +471,7 @@ fn watch_prints_an_object_a_line_and_only_for_changes() {
             fleet.control_plane.as_mut().unwrap().now_ms += 1_000;
             fleet.nodes[0].last_heard_ms += 1_000;
         });
-        plane
-            .fleet
-            .send_modify(|fleet| fleet.nodes.push(samples::node("z")));
+        plane.fleet.send_modify(|fleet| fleet.nodes.push(samples::node("z")));
         let second: serde_json::Value = serde_json::from_str(&watch.stdout.next()).unwrap();
         let nodes = |value: &serde_json::Value| {
             let list = value.get("nodes").or_else(|| value.get("items"));
@@ -504,9 +489,7 @@ fn watch_of_services_starts_with_all_of_them() {
     let next = || -> Vec<String> {
         let json: serde_json::Value = serde_json::from_str(&watch.stdout.next()).unwrap();
         let items = json["items"].as_array().unwrap().iter();
-        items
-            .map(|item| item["name"].as_str().unwrap().to_owned())
-            .collect()
+        items.map(|item| item["name"].as_str().unwrap().to_owned()).collect()
     };
     assert_eq!(next(), ["kube-dns"]);
     plane.fleet.send_modify(next_revision);

@@ -59,14 +59,8 @@ impl ControlPlane {
     }
 
     fn serve(address: SocketAddr, canned: Canned, lock: Lock, routes: Routes) -> Self {
-        let runtime = Builder::new_multi_thread()
-            .worker_threads(1)
-            .enable_all()
-            .build()
-            .unwrap();
-        let listener = runtime
-            .block_on(tokio::net::TcpListener::bind(address))
-            .unwrap();
+        let runtime = Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+        let listener = runtime.block_on(tokio::net::TcpListener::bind(address)).unwrap();
         let address = listener.local_addr().unwrap();
         let server = tonic::transport::Server::builder().add_routes(routes);
         runtime.spawn(server.serve_with_incoming(TcpListenerStream::new(listener)));

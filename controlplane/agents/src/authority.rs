@@ -214,10 +214,7 @@ impl Authority {
                 let made = Certificates::new(&self.names, now)?;
                 let secret = self.secret(&made, None);
                 let params = PostParams::default();
-                match self
-                    .ask("create", "secrets", secrets.create(&params, &secret))
-                    .await
-                {
+                match self.ask("create", "secrets", secrets.create(&params, &secret)).await {
                     Ok(_) => {
                         info!(
                             namespace = self.namespace,
@@ -231,10 +228,7 @@ impl Authority {
                 }
             };
             let data = secret.data.unwrap_or_default();
-            let data: Data = data
-                .into_iter()
-                .map(|(key, bytes)| (key, bytes.0))
-                .collect();
+            let data: Data = data.into_iter().map(|(key, bytes)| (key, bytes.0)).collect();
             let certificates =
                 Certificates::read(&data).ok_or_else(|| AuthorityError::Foreign {
                     namespace: self.namespace.clone(),
@@ -285,9 +279,7 @@ impl Authority {
         let [namespace, name] = CLIENTS;
         let maps: kube::Api<ConfigMap> = kube::Api::namespaced(self.api.client(), namespace);
         let mut clients = match self.ask("get", "configmaps", maps.get_opt(name)).await {
-            Ok(map) => map
-                .and_then(|map| map.data?.remove(CLIENT_CA))
-                .unwrap_or_default(),
+            Ok(map) => map.and_then(|map| map.data?.remove(CLIENT_CA)).unwrap_or_default(),
             Err(Unanswered {
                 failure: Failure::Forbidden(_),
                 ..

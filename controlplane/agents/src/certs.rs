@@ -161,9 +161,7 @@ fn many(
         let Subject { name: user, groups } = subject(name);
         params.distinguished_name.push(DnType::CommonName, user);
         for group in groups {
-            params
-                .distinguished_name
-                .push(DnType::OrganizationName, group);
+            params.distinguished_name.push(DnType::OrganizationName, group);
         }
         params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth];
         written.extend(issue(&dir, name, params, &authority)?);

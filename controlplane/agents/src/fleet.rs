@@ -175,9 +175,7 @@ impl Fleet {
         let records: Vec<_> = {
             let agents = self.lock();
             let records = agents.by_node.iter();
-            records
-                .map(|(node, agent)| (node.clone(), Arc::clone(&agent.record)))
-                .collect()
+            records.map(|(node, agent)| (node.clone(), Arc::clone(&agent.record))).collect()
         };
         records.into_iter().collect()
     }
@@ -277,9 +275,7 @@ impl Agents {
         let gone = self.by_node.iter();
         let gone = gone.filter(|(_, agent)| agent.stranger && !agent.record.connected);
         let oldest = gone.min_by_key(|(_, agent)| agent.record.since);
-        let oldest = oldest
-            .map(|(name, _)| name.clone())
-            .ok_or(NotBegun::TooMany)?;
+        let oldest = oldest.map(|(name, _)| name.clone()).ok_or(NotBegun::TooMany)?;
         self.by_node.remove(&oldest);
         self.strangers -= 1;
         Ok(())

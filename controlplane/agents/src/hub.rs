@@ -170,9 +170,7 @@ impl Hub {
             index,
         });
         let owner = IndexOwner {
-            index: Index::new(admission)
-                .guarded(guard)
-                .started_at(SystemTime::now()),
+            index: Index::new(admission).guarded(guard).started_at(SystemTime::now()),
             freshness: Freshness::default(),
             hub: Arc::clone(&hub),
             summary: summary_tx,
@@ -191,11 +189,7 @@ impl Hub {
     pub fn issues(&self) -> Arc<Vec<Issue>> {
         let input = Arc::clone(&self.summary.borrow().issues);
         let upstream = self.upstream.issues();
-        let own = self
-            .orders
-            .issue()
-            .into_iter()
-            .chain(self.suspects.issues());
+        let own = self.orders.issue().into_iter().chain(self.suspects.issues());
         let own: Vec<_> = own.chain(crate::panicked::issues()).collect();
         if upstream.is_empty() && own.is_empty() {
             return input;
@@ -250,8 +244,7 @@ impl Hub {
     /// [`Closing`].
     pub async fn detail(&self, name: ServiceName) -> Result<Option<ServiceDetail>, Closing> {
         let upstream = self.upstream.clone();
-        self.look(move |index| index.detail(&name, &upstream.issues()))
-            .await
+        self.look(move |index| index.detail(&name, &upstream.issues())).await
     }
 
     /// Returns the UID of a Service, or of an object that has issues of its own.
@@ -442,10 +435,7 @@ impl IndexOwner {
         if revision == before {
             return self.hub.recorder.changed(&touched, causes, observed_at);
         }
-        if self
-            .publish_debounce
-            .change(Moment::now(), self.hub.fleet.agents())
-        {
+        if self.publish_debounce.change(Moment::now(), self.hub.fleet.agents()) {
             self.announce();
         }
         self.hub.fleet.timings.hop(Hop::Publish, started.elapsed());

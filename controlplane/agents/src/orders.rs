@@ -204,8 +204,7 @@ impl Orders {
             Change::Approve(approval) => {
                 let mut next = self.clone();
                 let over = |one: &Approval| !one.is_in_force(approval.at_ms);
-                next.approvals
-                    .retain(|one| one.id != approval.id && !over(one));
+                next.approvals.retain(|one| one.id != approval.id && !over(one));
                 next.approvals.push(approval.clone());
                 let surplus = next.approvals.len().saturating_sub(MAX_APPROVALS);
                 next.approvals.drain(..surplus);
@@ -294,11 +293,7 @@ impl Orders {
         }
         Ok(Self {
             number,
-            latest: document
-                .orders
-                .into_iter()
-                .map(|order| (order.scope.clone(), order))
-                .collect(),
+            latest: document.orders.into_iter().map(|order| (order.scope.clone(), order)).collect(),
             approvals: document.approvals,
         })
     }

@@ -130,12 +130,7 @@ impl Peers {
     /// Returns the number of other replicas that an answer of this one alone leaves out.
     pub async fn unasked(peers: Option<&Self>) -> u32 {
         match peers {
-            Some(peers) => peers
-                .latest_nodes()
-                .await
-                .replicas()
-                .try_into()
-                .unwrap_or(u32::MAX),
+            Some(peers) => peers.latest_nodes().await.replicas().try_into().unwrap_or(u32::MAX),
             None => 0,
         }
     }

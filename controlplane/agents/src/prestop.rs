@@ -94,9 +94,7 @@ impl PrestopQuestions {
         let addresses = leaving.addresses.iter().take(ADDRESSES);
         let leaving = Leaving {
             node: node.clone(),
-            addresses: addresses
-                .filter_map(|ip| unpack_ip("addresses", ip).ok())
-                .collect(),
+            addresses: addresses.filter_map(|ip| unpack_ip("addresses", ip).ok()).collect(),
             port: u16::try_from(leaving.port).unwrap_or_default(),
             until: began + within,
             unless_terminating: began + usual,
@@ -297,20 +295,14 @@ mod tests {
         many.take(&prestop, &greedy, &withdrawn);
         let mut left = Vec::from_iter([many.next().await, many.next().await].map(Option::unwrap));
         left.sort_by_key(|left| left.token);
-        let left: Vec<_> = left
-            .iter()
-            .map(|left| (left.token, left.outcome()))
-            .collect();
+        let left: Vec<_> = left.iter().map(|left| (left.token, left.outcome())).collect();
         let none = LeavingOutcome::Unspecified;
         assert_eq!(left, [(0, LeavingOutcome::Gone), (1, none)]);
         no_answer(&mut many).await;
         places.extend(take_all(&mut asked));
         assert_eq!(places.len(), SHARE + 1);
         assert_eq!(
-            places
-                .iter()
-                .filter(|place| place.answer.is_closed())
-                .count(),
+            places.iter().filter(|place| place.answer.is_closed()).count(),
             1
         );
         // The others wait for their time.

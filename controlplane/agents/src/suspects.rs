@@ -154,7 +154,5 @@ impl fmt::Display for Words<'_> {
 
 /// Returns the time of something that was so long ago.
 pub(crate) fn ago(time: Duration) -> SystemTime {
-    SystemTime::now()
-        .checked_sub(time)
-        .unwrap_or(SystemTime::UNIX_EPOCH)
+    SystemTime::now().checked_sub(time).unwrap_or(SystemTime::UNIX_EPOCH)
 }

@@ -89,11 +89,9 @@ pub struct Reserved {
 impl Default for Reserved {
     /// Reserves the default ports of all programs.
     fn default() -> Self {
-        let reserved = CONTROL_PLANE_PORTS
-            .into_iter()
-            .fold(Self::empty(), |reserved, port| {
-                reserved.on_nodes(port, Holder::ControlPlane)
-            });
+        let reserved = CONTROL_PLANE_PORTS.into_iter().fold(Self::empty(), |reserved, port| {
+            reserved.on_nodes(port, Holder::ControlPlane)
+        });
         reserved.with_agents()
     }
 }
@@ -110,9 +108,7 @@ impl Reserved {
     /// Reserves ports for a control plane that listens at `listeners` on a machine with the
     /// addresses `own`, and for agents with their default ports.
     pub fn new(listeners: &[SocketAddr], own: &[IpAddr]) -> Self {
-        Self::empty()
-            .with_listeners(Holder::ControlPlane, listeners, own)
-            .with_agents()
+        Self::empty().with_listeners(Holder::ControlPlane, listeners, own).with_agents()
     }
 
     /// Adds a program that listens on a machine with the addresses `own`.
@@ -216,10 +212,7 @@ impl FromStr for AllowedExternalIps {
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         let on_nodes = match text {
             "true" | "false" => Vec::new(),
-            places => places
-                .split(',')
-                .map(str::parse)
-                .collect::<Result<_, _>>()?,
+            places => places.split(',').map(str::parse).collect::<Result<_, _>>()?,
         };
         Ok(Self {
             allowed: text != "false",

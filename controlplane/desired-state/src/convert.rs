@@ -153,9 +153,7 @@ fn port_number(number: i64) -> Option<u16> {
 /// Returns whether Kubernetes allows a port's name: empty, or a DNS label.
 fn is_port_name(name: &str) -> bool {
     name.len() <= 63
-        && name
-            .bytes()
-            .all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-')
+        && name.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-')
 }
 
 /// Parses a protocol; unset is TCP (A3).

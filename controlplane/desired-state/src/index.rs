@@ -356,13 +356,9 @@ impl Index {
             return;
         }
         let slices = self.slices_of.get(service).into_iter().flatten();
-        let ports = slices
-            .filter_map(|id| self.slices.get(id))
-            .flat_map(|slice| &slice.ports);
+        let ports = slices.filter_map(|id| self.slices.get(id)).flat_map(|slice| &slice.ports);
         let endpoints = ports.flat_map(|port| &port.endpoints);
-        let address_claims = endpoints
-            .map(|e| SocketAddr::new(e.addr.ip, e.addr.port))
-            .collect();
+        let address_claims = endpoints.map(|e| SocketAddr::new(e.addr.ip, e.addr.port)).collect();
         let users = self.address_claims.replace_api_endpoints(address_claims);
         self.pending.services.extend(users);
     }
@@ -411,10 +407,7 @@ impl Index {
             *issues_changed |= self.recompute(&name, &mut services);
         }
         let nodes = std::mem::take(&mut self.pending.nodes);
-        let nodes = nodes
-            .iter()
-            .map(|name| self.node_facts(name))
-            .collect::<Vec<_>>();
+        let nodes = nodes.iter().map(|name| self.node_facts(name)).collect::<Vec<_>>();
         let service_cidrs = std::mem::take(&mut self.pending.cidrs)
             .then(|| self.cidrs.values().flatten().copied().collect());
         let triggers = self.triggers.take();
@@ -479,8 +472,7 @@ impl Index {
             self.with_endpoints += usize::from(entry.has_endpoints());
             let after = &entry.published;
             self.totals.change(&before, after);
-            self.totals
-                .take(std::mem::replace(&mut entry.taken, taken), taken);
+            self.totals.take(std::mem::replace(&mut entry.taken, taken), taken);
             let is_there =
                 |key: &ServiceKey| after.binary_search_by(|(other, _)| other.cmp(key)).is_ok();
             let gone = before.into_iter().filter(|(key, _)| !is_there(key));

@@ -44,9 +44,7 @@ pub struct Size {
 impl Recorder {
     /// Records one publication: the ServicePorts that changed, and the causes.
     pub fn changed(&self, touched: &[ServiceChange], causes: &Causes, observed_at: SystemTime) {
-        self.changes
-            .lock()
-            .add(touched, causes, observed_at, SystemTime::now());
+        self.changes.lock().add(touched, causes, observed_at, SystemTime::now());
     }
 
     /// Returns the latest changes of a Service, newest first.
@@ -56,9 +54,7 @@ impl Recorder {
 
     /// Records that the control plane noticed something.
     pub fn notice(&self, kind: NoticeKind, object: String, text: String) {
-        self.notices
-            .lock()
-            .add(kind, object, text, SystemTime::now());
+        self.notices.lock().add(kind, object, text, SystemTime::now());
     }
 
     /// Returns the newest events after a number, oldest first, and the time from which on the record is complete.

@@ -97,10 +97,7 @@ impl Completeness {
     /// Records that a second, newer list of a kind has arrived.
     pub fn listed_again(&mut self, kind: Kind) {
         self.listed_again.insert(kind);
-        self.confirmed |= self
-            .confirming
-            .iter()
-            .all(|kind| self.listed_again.contains(kind));
+        self.confirmed |= self.confirming.iter().all(|kind| self.listed_again.contains(kind));
     }
 
     /// Records that the operator confirms the current picture.
@@ -156,12 +153,7 @@ mod tests {
             "a is broken; b is broken; fix that, or run `kpctl approve` if nothing is missing"
         );
         completeness.doubt(doubts(&["a", "b", "c", "d", "e"]));
-        assert!(
-            completeness
-                .trust()
-                .doubt()
-                .starts_with("a; b; c; and 2 more; ")
-        );
+        assert!(completeness.trust().doubt().starts_with("a; b; c; and 2 more; "));
         completeness.doubt(Vec::new());
         assert_eq!(completeness.trust(), Trust::Whole);
     }

@@ -45,25 +45,14 @@ impl Audience {
     /// Returns how the nodes changed since the last call.
     pub(crate) fn take(&mut self) -> Moves {
         let had = std::mem::take(&mut self.had);
-        let stayed = self
-            .nodes
-            .iter()
-            .filter(|node| had.get(*node) != Some(&false));
+        let stayed = self.nodes.iter().filter(|node| had.get(*node) != Some(&false));
         let stayed = stayed.cloned().collect();
         let (before, new): (Vec<_>, Vec<_>) = had.into_iter().partition(|(_, had)| *had);
         let name = |(node, _): (NodeName, bool)| node;
         Moves {
-            came: new
-                .into_iter()
-                .map(name)
-                .filter(|node| self.nodes.has(node))
-                .collect(),
+            came: new.into_iter().map(name).filter(|node| self.nodes.has(node)).collect(),
             stayed,
-            left: before
-                .into_iter()
-                .map(name)
-                .filter(|node| !self.nodes.has(node))
-                .collect(),
+            left: before.into_iter().map(name).filter(|node| !self.nodes.has(node)).collect(),
         }
     }
 }

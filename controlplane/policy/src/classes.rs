@@ -68,9 +68,8 @@ impl Classes {
     /// Removes the classes that have no Pods, and returns them.
     pub(crate) fn remove_empty(&mut self) -> Vec<(PeerId, Class)> {
         let empty = std::mem::take(&mut self.empty).into_iter();
-        let removed: Vec<_> = empty
-            .filter_map(|id| Some((id, self.classes.remove(&id)?)))
-            .collect();
+        let removed: Vec<_> =
+            empty.filter_map(|id| Some((id, self.classes.remove(&id)?))).collect();
         self.changed.extend(removed.iter().map(|(id, _)| *id));
         removed
     }

@@ -100,10 +100,7 @@ impl Policies {
     /// Returns the policies whose objects fit into no message, sorted, and the objects' sizes in bytes. They isolate
     /// their Pods and allow nothing.
     pub fn too_large(&self) -> impl Iterator<Item = (&PolicyName, usize)> {
-        self.policies
-            .too_large
-            .iter()
-            .map(|(name, size)| (name, *size))
+        self.policies.too_large.iter().map(|(name, size)| (name, *size))
     }
 
     /// Returns the policies that are beyond the share of their namespace. They isolate their Pods and allow nothing. As of
@@ -115,18 +112,13 @@ impl Policies {
             let weight = *weight;
             (name, Excess::Messages { weight, share })
         });
-        beyond.chain(
-            wide.iter()
-                .map(|(name, share)| (name, Excess::Groups { share: *share })),
-        )
+        beyond.chain(wide.iter().map(|(name, share)| (name, Excess::Groups { share: *share })))
     }
 
     /// Returns the Pods of which not all policies fit into a message, sorted, and how many policies select them. Of
     /// those that allow something, the last ones by name do not count. As of the last call of [`Policies::take`].
     pub fn crowded(&self) -> impl Iterator<Item = (&PodName, usize)> {
-        self.crowded
-            .iter()
-            .map(|(name, policies)| (name, *policies))
+        self.crowded.iter().map(|(name, policies)| (name, *policies))
     }
 
     /// Returns the Pods that claim an address which means a Pod of another node, sorted, the address, and that Pod. As of

@@ -67,8 +67,7 @@ impl Encoding {
         self.number(ports.clone().count());
         for port in ports {
             let [high, low] = port.port.to_be_bytes();
-            self.text(&port.name)
-                .raw(&[port.protocol.number(), high, low]);
+            self.text(&port.name).raw(&[port.protocol.number(), high, low]);
         }
         self
     }

@@ -179,8 +179,7 @@ impl Policies {
             // A rule that names the port is nearer than one for all ports.
             Some(((lacks, rule.ports.is_none()), near))
         });
-        near.min_by_key(|(distance, _)| *distance)
-            .map(|(_, near)| near)
+        near.min_by_key(|(distance, _)| *distance).map(|(_, near)| near)
     }
 
     /// Returns both ends, with the addresses of the families that both have.
@@ -250,9 +249,7 @@ impl Policies {
         other: &Found<'_>,
         port: Port<'_>,
     ) -> Option<Option<usize>> {
-        port.is_among(rule)
-            .then(|| self.peer_of(entry, rule, other))
-            .flatten()
+        port.is_among(rule).then(|| self.peer_of(entry, rule, other)).flatten()
     }
 
     /// Returns which peer of a rule an end is, whatever the port: `Some(None)` = everybody.
@@ -302,8 +299,7 @@ impl Found<'_> {
             return;
         }
         let [v4, v6] = others;
-        self.addresses
-            .retain(|address| Family::of(*address).pick(v4, v6));
+        self.addresses.retain(|address| Family::of(*address).pick(v4, v6));
     }
 }
 

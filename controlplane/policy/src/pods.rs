@@ -259,8 +259,7 @@ impl Pods {
     /// Marks addresses of Pods.
     pub(crate) fn readdress(&mut self, which: impl Fn(IpAddr) -> bool) {
         let addresses = self.claims.keys().copied();
-        self.readdressed
-            .extend(addresses.filter(|address| which(*address)));
+        self.readdressed.extend(addresses.filter(|address| which(*address)));
     }
 
     /// Marks all Pods and addresses as changed.

@@ -142,11 +142,7 @@ impl Policies {
             self.touch_pods(before.as_deref(), now.as_deref());
             let namespace = &name.namespace;
             let there = self.policies.is_in(namespace);
-            if self
-                .published
-                .namespaces
-                .note(namespace, there.then_some([0; 16]))
-            {
+            if self.published.namespaces.note(namespace, there.then_some([0; 16])) {
                 let object = there.then(|| PolicyObject::Namespace(Arc::clone(namespace)));
                 let key = PolicyKey::Namespace(Arc::clone(namespace));
                 changes.shared.push((key, object));
@@ -173,8 +169,7 @@ impl Policies {
         for (name, before) in take(&mut self.namespaces.before) {
             let there = (&self.pods, &self.classes);
             let now = self.namespaces.get(&name);
-            self.groups
-                .set_namespace(&name, before.as_ref(), there, now);
+            self.groups.set_namespace(&name, before.as_ref(), there, now);
         }
     }
 
@@ -266,8 +261,7 @@ impl Policies {
             self.crowded.remove(&name);
             self.address_conflicts.remove(&name);
             if let Some((address, other)) = self.pods.lost(&name).filter(|_| self.is_active) {
-                self.address_conflicts
-                    .insert(name.clone(), (address, other.clone()));
+                self.address_conflicts.insert(name.clone(), (address, other.clone()));
             }
             let now = self.local_pod(&name).map(|(node, pod, left_out)| {
                 if left_out > 0 {

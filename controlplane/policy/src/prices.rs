@@ -42,9 +42,7 @@ impl Policies {
     /// Returns what the groups of a policy take, or some number beyond `most`.
     fn price(&self, entry: &Entry, most: usize) -> usize {
         let policy = &entry.policy;
-        let own = self
-            .pods
-            .most_selected(Some(&policy.name.namespace), &policy.pods);
+        let own = self.pods.most_selected(Some(&policy.name.namespace), &policy.pods);
         let nodes = match self.tiers.nodes() {
             0 => own,
             all => own.min(all),
@@ -72,9 +70,7 @@ impl Policies {
             }
             (Namespaces::Selected(some), true) => {
                 let names = self.namespaces.selected(some);
-                names
-                    .map(|name| self.pods.most_selected(Some(name), pods))
-                    .sum()
+                names.map(|name| self.pods.most_selected(Some(name), pods)).sum()
             }
         }
     }

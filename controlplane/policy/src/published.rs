@@ -82,8 +82,7 @@ impl Published {
         });
         let place = new.as_ref().map(PublishedPod::placed);
         let is_as_before = |old: &PublishedPod| {
-            new.as_ref()
-                .is_some_and(|new| (&new.node, new.sum) == (&old.node, old.sum))
+            new.as_ref().is_some_and(|new| (&new.node, new.sum) == (&old.node, old.sum))
         };
         let old = self.pods.get(name);
         if old.map_or(new.is_none(), is_as_before) {
@@ -109,10 +108,7 @@ impl Published {
 pub(crate) fn sum_of_peer(peer: &Peer) -> Sum {
     match &peer.tier {
         None => peer.class.0,
-        Some(tier) => Encoding::new(Kind::Peer)
-            .raw(&peer.class.0)
-            .raw(&tier.0)
-            .sum(),
+        Some(tier) => Encoding::new(Kind::Peer).raw(&peer.class.0).raw(&tier.0).sum(),
     }
 }
 

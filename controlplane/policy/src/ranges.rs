@@ -55,8 +55,7 @@ impl Ranges {
     pub(crate) fn take(&mut self, with_pods: impl Iterator<Item = NodeName>) -> bool {
         if self.has_changed && self.nodes.values().any(|known| known.is_past) {
             let with_pods: HashSet<NodeName> = with_pods.collect();
-            self.nodes
-                .retain(|node, known| !known.is_past || with_pods.contains(node));
+            self.nodes.retain(|node, known| !known.is_past || with_pods.contains(node));
         }
         std::mem::take(&mut self.has_changed)
     }

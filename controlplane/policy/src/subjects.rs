@@ -34,11 +34,7 @@ pub(crate) struct Subjects {
 impl Subjects {
     pub(crate) fn put(&mut self, policy: NetworkPolicy) {
         let name = policy.name.clone();
-        if self
-            .entries
-            .get(&name)
-            .is_some_and(|old| old.policy == policy)
-        {
+        if self.entries.get(&name).is_some_and(|old| old.policy == policy) {
             return;
         }
         let was_beyond = self.remove(&name);
@@ -215,9 +211,7 @@ impl Subjects {
 /// Records a policy as it is before it changes.
 fn note(before: &mut BTreeMap<PolicyName, Option<Arc<Entry>>>, entry: &Arc<Entry>) {
     let name = entry.policy.name.clone();
-    before
-        .entry(name)
-        .or_insert_with(|| Some(Arc::clone(entry)));
+    before.entry(name).or_insert_with(|| Some(Arc::clone(entry)));
 }
 
 /// Returns the size of a policy's name in a message, in bytes.

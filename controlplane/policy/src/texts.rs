@@ -52,9 +52,7 @@ impl Texts {
     /// Returns labels that consist of shared copies.
     pub(crate) fn share_labels(&mut self, labels: &Labels) -> LabelSet {
         let labels = labels.iter();
-        labels
-            .map(|(k, v)| (self.share(k), self.share(v)))
-            .collect()
+        labels.map(|(k, v)| (self.share(k), self.share(v))).collect()
     }
 }
 

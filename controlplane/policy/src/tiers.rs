@@ -87,11 +87,7 @@ pub(crate) struct Tiers {
 
 impl Tiers {
     pub(crate) fn put(&mut self, policy: ClusterPolicy) {
-        if self
-            .policies
-            .get(&policy.name)
-            .is_none_or(|old| **old != policy)
-        {
+        if self.policies.get(&policy.name).is_none_or(|old| **old != policy) {
             self.policies.insert(policy.name.clone(), Arc::new(policy));
             self.stale = Stale::Policies;
         }
@@ -153,12 +149,8 @@ impl Tiers {
     fn publish_names(&mut self, changes: &mut PolicyChanges) {
         let now: BTreeSet<Arc<str>> = self.policies.keys().cloned().collect();
         for name in now.symmetric_difference(&self.names) {
-            let object = now
-                .contains(name)
-                .then(|| PolicyObject::Cluster(name.clone()));
-            changes
-                .shared
-                .push((PolicyKey::Cluster(name.clone()), object));
+            let object = now.contains(name).then(|| PolicyObject::Cluster(name.clone()));
+            changes.shared.push((PolicyKey::Cluster(name.clone()), object));
         }
         self.names = now;
     }
@@ -186,10 +178,7 @@ impl Tiers {
                 changes.shared.push((key, Some(PolicyObject::Span(span))));
             }
         }
-        for (first, last) in before
-            .into_keys()
-            .filter(|range| !self.spans.contains_key(range))
-        {
+        for (first, last) in before.into_keys().filter(|range| !self.spans.contains_key(range)) {
             changes.shared.push((PolicyKey::Span(first, last), None));
         }
     }
@@ -307,9 +296,7 @@ impl Tiers {
             let sum = object.as_ref().map(sum_of_decisions);
             if self.decisions.note(&(subject, part), sum) {
                 let key = PolicyKey::Decisions(subject, part);
-                changes
-                    .shared
-                    .push((key, object.map(PolicyObject::Decisions)));
+                changes.shared.push((key, object.map(PolicyObject::Decisions)));
             }
         }
     }
@@ -321,9 +308,8 @@ impl Tiers {
         let classes = self.classes.range(PeerId(first)..=PeerId(last));
         let mut rows: BTreeMap<(Direction, Tier, PortActions), Vec<PeerId>> = BTreeMap::new();
         for (class_id, class) in classes {
-            for (direction, tier) in Direction::ALL
-                .into_iter()
-                .flat_map(|d| Tier::ALL.map(|t| (d, t)))
+            for (direction, tier) in
+                Direction::ALL.into_iter().flat_map(|d| Tier::ALL.map(|t| (d, t)))
             {
                 let mut actions = self.terms.decide(subject, class, direction, tier);
                 if actions.ranges.len() > self.limits.ranges {
@@ -331,9 +317,7 @@ impl Tiers {
                     actions = PortActions::DENY;
                 }
                 if actions != PortActions::PASS {
-                    rows.entry((direction, tier, actions))
-                        .or_default()
-                        .push(*class_id);
+                    rows.entry((direction, tier, actions)).or_default().push(*class_id);
                 }
             }
         }
@@ -351,14 +335,12 @@ impl Tiers {
         if rows.is_empty() && part != 0 {
             return None;
         }
-        let rows = rows
-            .into_iter()
-            .map(|((direction, tier, actions), peers)| DecisionRow {
-                direction,
-                tier,
-                actions,
-                peers,
-            });
+        let rows = rows.into_iter().map(|((direction, tier, actions), peers)| DecisionRow {
+            direction,
+            tier,
+            actions,
+            peers,
+        });
         Some(Decisions {
             subject: id,
             part,

@@ -71,17 +71,12 @@ async fn ready_once_every_kind_is_listed_and_for_ever_after() {
     );
 
     list_nothing(&sink, &hub).await;
-    hub.upstream
-        .update(Kind::Service, |state| state.synced = true);
+    hub.upstream.update(Kind::Service, |state| state.synced = true);
     let reply = get(address, "/readyz").await.unwrap();
     assert_eq!((reply.status, reply.body.as_str()), (200, "ok\n"));
     let reply = get(address, "/readyz?verbose").await.unwrap();
     assert_eq!(reply.status, 200);
-    assert!(
-        reply
-            .body
-            .starts_with("Service: synced, current 0 s ago: API server")
-    );
+    assert!(reply.body.starts_with("Service: synced, current 0 s ago: API server"));
 
     let metrics = get(address, "/metrics").await.unwrap().body;
     for line in [

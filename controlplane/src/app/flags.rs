@@ -94,10 +94,7 @@ impl TlsFlags {
     /// Returns the protection of the gRPC ports. In a pod the control plane makes its own certificates, unless the
     /// operator says otherwise.
     pub fn protection(&self, in_cluster: bool) -> Protection {
-        let pair = self
-            .tls_cert_file
-            .clone()
-            .zip(self.tls_private_key_file.clone());
+        let pair = self.tls_cert_file.clone().zip(self.tls_private_key_file.clone());
         if let Some((certificate, key)) = pair {
             return Protection::Files(ServerFiles {
                 pair: KeyPair { certificate, key },

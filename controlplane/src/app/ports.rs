@@ -51,15 +51,13 @@ pub(super) fn listen(
     let Some(address) = address else {
         return Ok(None);
     };
-    open(address)
-        .map(Some)
-        .map_err(|source| BuildError::Listen {
-            address,
-            purpose,
-            flag,
-            value,
-            source,
-        })
+    open(address).map(Some).map_err(|source| BuildError::Listen {
+        address,
+        purpose,
+        flag,
+        value,
+        source,
+    })
 }
 
 /// Opens a port. When a whole fleet connects at once, agents that do not fit into the backlog try
@@ -157,16 +155,10 @@ pub(super) async fn status_router(
     let (reflection, older) = (reflection().build_v1()?, reflection().build_v1alpha()?);
     // The port serves as soon as it is open: the status API explains what is not ready.
     let (serving, health) = tonic_health::server::health_reporter();
-    serving
-        .set_serving::<StatusServiceServer<StatusServer>>()
-        .await;
-    serving
-        .set_serving::<DesiredStateServiceServer<DesiredServer>>()
-        .await;
+    serving.set_serving::<StatusServiceServer<StatusServer>>().await;
+    serving.set_serving::<DesiredStateServiceServer<DesiredServer>>().await;
     serving.set_serving::<PeerServiceServer<PeerServer>>().await;
-    serving
-        .set_serving::<RecorderServiceServer<RecorderServer>>()
-        .await;
+    serving.set_serving::<RecorderServiceServer<RecorderServer>>().await;
     let page = Page::new(hub, authenticator, peers.clone());
     let recorder = RecorderServer::new(Arc::clone(hub), peers.clone());
     let recorder = RecorderServiceServer::new(recorder.with(Arc::clone(metrics)));

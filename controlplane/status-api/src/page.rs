@@ -103,9 +103,7 @@ impl Page {
             .route(ROOT, any(answer))
             .route("/page/{*path}", any(answer))
             .with_state(Arc::new(self));
-        services
-            .layer(axum::middleware::from_fn(http2_only))
-            .merge(page)
+        services.layer(axum::middleware::from_fn(http2_only)).merge(page)
     }
 }
 
@@ -180,10 +178,7 @@ impl Page {
     fn live(&self, caller: Caller, query: Option<&str>) -> Result<Response, Problem> {
         let query = query.unwrap_or_default().as_bytes();
         let mut values = form_urlencoded::parse(query);
-        let address = values
-            .find(|(name, _)| name == "sheet")
-            .ok_or_else(nothing)?
-            .1;
+        let address = values.find(|(name, _)| name == "sheet").ok_or_else(nothing)?.1;
         let sheet = Sheet::at(&address).filter(Sheet::is_live);
         let sheet = sheet.ok_or_else(nothing)?;
         let permit = caller.watch();

@@ -123,9 +123,6 @@ async fn a_replica_that_starts_later_takes_the_approval_of_its_picture_and_no_ot
     put(other.path(), "shop.yaml", &manifests(SERVICES - 1));
     let smaller = replica(other.path(), shared.path()).await;
     let mut changes = smaller.hub().orders.changes();
-    timeout(DEADLINE, changes.wait_for(Option::is_some))
-        .await
-        .unwrap()
-        .unwrap();
+    timeout(DEADLINE, changes.wait_for(Option::is_some)).await.unwrap().unwrap();
     assert_ne!(smaller.hub().store.trust(), Trust::Confirmed);
 }

@@ -137,10 +137,7 @@ impl Drop for DeadFileSystem {
 
 fn dead_file_system(at: &Path) -> anyhow::Result<DeadFileSystem> {
     mounts::separate()?;
-    let device = OpenOptions::new()
-        .read(true)
-        .write(true)
-        .open("/dev/fuse")?;
+    let device = OpenOptions::new().read(true).write(true).open("/dev/fuse")?;
     let options = format!(
         "fd={},rootmode=40000,user_id=0,group_id=0",
         device.as_raw_fd()

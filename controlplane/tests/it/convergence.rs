@@ -223,10 +223,7 @@ async fn a_change_is_followed_into_every_kernel_and_a_deletion_out_of_it() {
     }
     assert_eq!(watch.until(3, 3).await.state(), ServiceState::Deleted);
 
-    let metrics = get(bound.http_addr.unwrap(), "/metrics")
-        .await
-        .unwrap()
-        .body;
+    let metrics = get(bound.http_addr.unwrap(), "/metrics").await.unwrap().body;
     // Two nodes for the change, and three for the deletion.
     let line = "kplane_controlplane_change_programmed_duration_seconds_count 5";
     assert!(metrics.lines().any(|l| l == line), "{metrics}");

@@ -217,10 +217,7 @@ fn python() -> Option<&'static Path> {
         run(create.args(["-m", "venv", "--clear"]).arg(&venv))?;
         let oldest = ["grpcio==1.76.0", "protobuf==6.31.1"];
         let mut pip = Command::new(venv.join("bin/pip"));
-        run(pip
-            .args(["install", "--quiet"])
-            .arg(clients.join("python"))
-            .args(oldest))?;
+        run(pip.args(["install", "--quiet"]).arg(clients.join("python")).args(oldest))?;
         Ok(venv.join("bin/python"))
     };
     let install = || available(install()).unwrap();

@@ -75,11 +75,7 @@ async fn fate(
 #[tokio::test]
 async fn a_client_outside_goes_to_a_place_outside() {
     let (bound, _folder) = control_plane(SHOP).await;
-    let to = async |name, sender| {
-        fate(&bound, name, sender, "")
-            .await
-            .map(|reported| reported.to)
-    };
+    let to = async |name, sender| fate(&bound, name, sender, "").await.map(|reported| reported.to);
     for (name, place) in [
         ("balanced", "203.0.113.1:80"),
         ("on-nodes", "192.0.2.12:30081"),
@@ -120,9 +116,7 @@ async fn a_place_that_another_service_has_names_its_owner() {
 #[tokio::test]
 async fn counts_are_of_all_nodes_and_of_endpoints_that_exist() {
     let (bound, _folder) = control_plane(SHOP).await;
-    let reported = fate(&bound, "balanced", PacketSender::Pod, "")
-        .await
-        .unwrap();
+    let reported = fate(&bound, "balanced", PacketSender::Pod, "").await.unwrap();
     let text = &reported.findings[0].text;
     assert!(text.contains("2 of 3 nodes have no endpoint"), "{text}");
     let reported = fate(&bound, "plain", PacketSender::Pod, "").await.unwrap();

@@ -94,9 +94,7 @@ impl Stage {
 
     /// Returns a number from the metrics.
     async fn metric(&self, series: &str) -> usize {
-        let metrics = get(self.bound.http_addr.unwrap(), "/metrics")
-            .await
-            .unwrap();
+        let metrics = get(self.bound.http_addr.unwrap(), "/metrics").await.unwrap();
         let mut lines = metrics.body.lines();
         let value = lines.find_map(|line| line.strip_prefix(series)?.strip_prefix(' '));
         value.unwrap().parse().unwrap()
@@ -195,9 +193,7 @@ async fn connections_that_are_reset_leave_nothing_behind() {
             let Ok(mut stream) = from_elsewhere(to).await else {
                 continue;
             };
-            SockRef::from(&stream)
-                .set_linger(Some(Duration::ZERO))
-                .unwrap();
+            SockRef::from(&stream).set_linger(Some(Duration::ZERO)).unwrap();
             if number % 2 == 0 {
                 let _ = stream.write_all(&[22, 3, 1]).await;
             }
@@ -271,9 +267,7 @@ async fn streams_that_are_reset_at_once_end_their_connection() {
     for _ in 0..20 {
         let stream = from_elsewhere(to).await.unwrap();
         let mut wire = wire(&stage.certs, "n2", stream).await;
-        wire.write_all(&[PREFACE, &opened(1)].concat())
-            .await
-            .unwrap();
+        wire.write_all(&[PREFACE, &opened(1)].concat()).await.unwrap();
         is_answered(&mut *wire).await;
         let ended = async {
             for number in (3..).step_by(2).take(50_000) {

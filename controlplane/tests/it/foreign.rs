@@ -143,9 +143,7 @@ impl Python {
             return None;
         }
         let mut descriptors = tempfile::NamedTempFile::new().unwrap();
-        descriptors
-            .write_all(kplane_proto::v1::DESCRIPTORS)
-            .unwrap();
+        descriptors.write_all(kplane_proto::v1::DESCRIPTORS).unwrap();
         Some(Self { descriptors })
     }
 
@@ -160,9 +158,7 @@ impl Python {
         let mut command = Command::new("timeout");
         let script = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/it/foreign/client.py");
         command.args(["60", PYTHON, script]);
-        command
-            .arg(self.descriptors.path())
-            .arg(address.to_string());
+        command.arg(self.descriptors.path()).arg(address.to_string());
         command.arg(certs.file("ca.crt"));
         match credential {
             Credential::None => {}
@@ -230,9 +226,7 @@ async fn a_python_client_reads_the_fleet_if_it_has_the_right() {
     assert_eq!(listed.0, watched.0[watched.0.len() - 1..]);
 
     let hint = "give kpctl --client-certificate and --client-key, or --token-file";
-    run(Credential::None, &["nodes"])
-        .await
-        .is_refused("UNAUTHENTICATED", hint);
+    run(Credential::None, &["nodes"]).await.is_refused("UNAUTHENTICATED", hint);
     run(Credential::Token("guess"), &["nodes"])
         .await
         .is_refused("UNAUTHENTICATED", "does not list the token");

@@ -183,13 +183,7 @@ async fn a_frozen_node_gets_nothing_from_any_replica_until_it_is_thawed() {
         absent_ok: true,
     };
     let waiting = status(&first).await.watch_convergence(request).await;
-    let seen = waiting
-        .unwrap()
-        .into_inner()
-        .message()
-        .await
-        .unwrap()
-        .unwrap();
+    let seen = waiting.unwrap().into_inner().message().await.unwrap().unwrap();
     let lags = |one: &pb::Laggard| one.node == "n1" && one.reason.starts_with("frozen");
     assert!(seen.laggards.iter().any(lags), "{seen:?}");
 

@@ -381,11 +381,7 @@ async fn what_is_held_gives_way_to_what_is_named() {
     assert_eq!((held.services, services), (SERVICES, SERVICES));
     let page = plane.bound.hub().ports(Selection::default()).await.unwrap();
     assert!(!page.more && !page.ports.is_empty());
-    assert!(
-        page.ports
-            .iter()
-            .all(|view| view.port.key.service.name.starts_with("new-"))
-    );
+    assert!(page.ports.iter().all(|view| view.port.key.service.name.starts_with("new-")));
 }
 
 #[tokio::test]

@@ -11,9 +11,7 @@ use kplane_desired_state::source::manifests::{Loaded, load};
 use kplane_model::{Family, Protocol, TrafficPolicy};
 
 fn data(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR"))
-        .join("../tests/data")
-        .join(name)
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/data").join(name)
 }
 
 fn dump() -> Loaded {
@@ -59,13 +57,7 @@ fn json_with_managed_fields_says_the_same() {
     let yaml = dump();
     let json = load(&data("cluster-dump-managed-fields.json")).unwrap();
     assert_eq!(json.issues, []);
-    let ids = |loaded: &Loaded| {
-        loaded
-            .objects
-            .iter()
-            .map(|o| o.object.id())
-            .collect::<Vec<_>>()
-    };
+    let ids = |loaded: &Loaded| loaded.objects.iter().map(|o| o.object.id()).collect::<Vec<_>>();
     assert_eq!(ids(&json), ids(&yaml));
     let specs = |loaded: &Loaded| {
         let services = loaded.objects.iter().filter_map(|o| match &o.object {
@@ -94,11 +86,7 @@ fn everything_in_the_dump_converts_without_an_issue() {
             }
             Object::EndpointSlice(slice) => {
                 let converted = convert::slice(slice, &located.location);
-                endpoints += converted
-                    .ports
-                    .iter()
-                    .map(|p| p.endpoints.len())
-                    .sum::<usize>();
+                endpoints += converted.ports.iter().map(|p| p.endpoints.len()).sum::<usize>();
                 converted.issues
             }
             Object::Node(node) => {
@@ -116,9 +104,7 @@ fn everything_in_the_dump_converts_without_an_issue() {
     }
     assert_eq!(issues, []);
     assert!(
-        skipped
-            .values()
-            .any(|reason| *reason == SkipReason::Headless),
+        skipped.values().any(|reason| *reason == SkipReason::Headless),
         "{skipped:?}"
     );
     assert!(endpoints > 50, "{endpoints}");
@@ -189,9 +175,7 @@ fn service(name: &str) -> String {
 #[test]
 fn pipes_are_not_waited_for() {
     let dir = tempfile::tempdir().unwrap();
-    let status = std::process::Command::new("mkfifo")
-        .arg(dir.path().join("a.yaml"))
-        .status();
+    let status = std::process::Command::new("mkfifo").arg(dir.path().join("a.yaml")).status();
     if !status.is_ok_and(|status| status.success()) {
         kplane_rig::privilege::skip("no mkfifo here");
         return;

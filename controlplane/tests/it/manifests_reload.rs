@@ -58,10 +58,7 @@ impl Watched {
     /// Returns the next batch with more than the event that the source is alive.
     async fn batch(&mut self) -> Vec<String> {
         loop {
-            let batch = timeout(DEADLINE, self.batches.recv())
-                .await
-                .unwrap()
-                .unwrap();
+            let batch = timeout(DEADLINE, self.batches.recv()).await.unwrap().unwrap();
             if batch.events != [Event::Alive] {
                 return lines(&batch);
             }
@@ -139,10 +136,7 @@ async fn the_first_batch_is_everything() {
         .into_iter()
         .map(str::to_owned)
         .collect::<Vec<_>>();
-    expected.extend(
-        rest.iter()
-            .flat_map(|k| [format!("Init({k})"), format!("InitDone({k})")]),
-    );
+    expected.extend(rest.iter().flat_map(|k| [format!("Init({k})"), format!("InitDone({k})")]));
     assert_eq!(lines(&first), expected);
     // The source ends with its consumer.
     drop(batches);
@@ -228,8 +222,7 @@ async fn a_writer_that_never_rests_deletes_nothing() {
             // Every prefix is valid YAML with fewer Services.
             for (index, name) in names.split(' ').enumerate() {
                 let version = format!("spec: {{clusterIP: 10.0.{}.{}}}\n", n / 250, n % 250);
-                file.write_all((services(name) + &version).as_bytes())
-                    .unwrap();
+                file.write_all((services(name) + &version).as_bytes()).unwrap();
                 if (n + index as u64).is_multiple_of(64) {
                     std::thread::sleep(Duration::from_millis(4));
                 }
@@ -238,13 +231,8 @@ async fn a_writer_that_never_rests_deletes_nothing() {
     });
     let mut batches = 0;
     while !writer.is_finished() {
-        let batch = timeout(DEADLINE, watched.batches.recv())
-            .await
-            .unwrap()
-            .unwrap();
-        let deleted = lines(&batch)
-            .into_iter()
-            .filter(|line| line.starts_with("delete"));
+        let batch = timeout(DEADLINE, watched.batches.recv()).await.unwrap().unwrap();
+        let deleted = lines(&batch).into_iter().filter(|line| line.starts_with("delete"));
         assert_eq!(deleted.collect::<Vec<_>>(), [""; 0]);
         batches += 1;
         let last = batch.events.iter().any(|event| match event {
@@ -442,10 +430,7 @@ async fn many_files_at_once_are_one_batch() {
 #[tokio::test]
 async fn nothing_there_is_an_error() {
     let (sink, _batches) = mpsc::channel(QUEUE);
-    let error = Manifests::new("/does/not/exist")
-        .run(sink)
-        .await
-        .unwrap_err();
+    let error = Manifests::new("/does/not/exist").run(sink).await.unwrap_err();
     assert_eq!(
         error.to_string(),
         "cannot read manifests at /does/not/exist; check the path and its permissions"

@@ -35,10 +35,7 @@ const SOON: Duration = Duration::from_millis(1_800);
 /// Returns the flags that name these replicas.
 fn flags(peers: &[SocketAddr]) -> peers::Config {
     let flags = PeerFlags {
-        peers: peers
-            .iter()
-            .map(|at| at.to_string().parse().unwrap())
-            .collect(),
+        peers: peers.iter().map(|at| at.to_string().parse().unwrap()).collect(),
         ..PeerFlags::default()
     };
     flags.config(0)
@@ -95,19 +92,11 @@ impl Replica {
             ..Default::default()
         };
         let started = Instant::now();
-        let mut fleet = status
-            .get_fleet(request.clone())
-            .await
-            .unwrap()
-            .into_inner();
+        let mut fleet = status.get_fleet(request.clone()).await.unwrap().into_inner();
         let took = started.elapsed();
         while !fleet.next_page_token.is_empty() {
             request.page_token = std::mem::take(&mut fleet.next_page_token);
-            let page = status
-                .get_fleet(request.clone())
-                .await
-                .unwrap()
-                .into_inner();
+            let page = status.get_fleet(request.clone()).await.unwrap().into_inner();
             assert!(page.control_plane.is_none());
             fleet.nodes.extend(page.nodes);
             fleet.next_page_token = page.next_page_token;
@@ -182,9 +171,7 @@ async fn three() -> [Replica; 3] {
 /// Returns the state of each node.
 fn states(fleet: &pb::Fleet) -> BTreeMap<&str, NodeState> {
     let nodes = fleet.nodes.iter();
-    let states: BTreeMap<_, _> = nodes
-        .map(|node| (node.name.as_str(), node.state()))
-        .collect();
+    let states: BTreeMap<_, _> = nodes.map(|node| (node.name.as_str(), node.state())).collect();
     assert_eq!(states.len(), fleet.nodes.len(), "each node once");
     states
 }
@@ -203,11 +190,7 @@ async fn any_replica_answers_for_the_agents_of_all() {
     }
     for (asked, own) in replicas.iter().zip(["a", "b", "c"]) {
         let in_sync = |fleet: &pb::Fleet| {
-            states(fleet)
-                .values()
-                .filter(|s| **s == NodeState::InSync)
-                .count()
-                == 3
+            states(fleet).values().filter(|s| **s == NodeState::InSync).count() == 3
         };
         let fleet = asked.fleet_until(in_sync).await;
         assert_eq!((fleet.replicas, fleet.missing_replicas.len()), (3, 0));
@@ -238,21 +221,15 @@ async fn an_agent_that_moves_counts_once_where_its_connection_is_newest() {
         fleet.nodes[0].replica == replica
     };
     for asked in [first, third] {
-        asked
-            .fleet_until(|fleet| is_at(fleet, &address(second)))
-            .await;
+        asked.fleet_until(|fleet| is_at(fleet, &address(second))).await;
     }
     second.fleet_until(|fleet| is_at(fleet, "")).await;
     drop(before);
-    third
-        .fleet_until(|fleet| is_at(fleet, &address(second)))
-        .await;
+    third.fleet_until(|fleet| is_at(fleet, &address(second))).await;
     // It returns. The second replica still knows that it was there.
     let _back = first.agent("a", 1).await;
     drop(after);
-    let fleet = third
-        .fleet_until(|fleet| is_at(fleet, &address(first)))
-        .await;
+    let fleet = third.fleet_until(|fleet| is_at(fleet, &address(first))).await;
     assert_ne!(states(&fleet)["a"], NodeState::Disconnected);
     assert_eq!(states(&fleet)["b"], NodeState::NoAgent, "{fleet:?}");
 }
@@ -265,10 +242,7 @@ async fn a_replica_that_stops_is_named_and_its_agents_are_unknown() {
     let name = address(&third);
     first.fleet_until(|fleet| fleet.replicas == 3).await;
     third.bound.shutdown_token().cancel();
-    timeout(DEADLINE, third.bound.wait())
-        .await
-        .unwrap()
-        .unwrap();
+    timeout(DEADLINE, third.bound.wait()).await.unwrap().unwrap();
     drop(gone);
     for asked in [&first, &second] {
         let fleet = asked.fleet_soon(|fleet| fleet.replicas == 2).await;
@@ -314,18 +288,11 @@ async fn a_replica_that_is_silent_costs_a_second_and_is_named() {
 async fn a_watch_follows_the_agents_of_all_replicas() {
     let [first, second, _third] = three().await;
     let mut status = first.status().await;
-    let watch = status
-        .watch_fleet(pb::GetFleetRequest::default())
-        .await
-        .unwrap();
+    let watch = status.watch_fleet(pb::GetFleetRequest::default()).await.unwrap();
     let mut watch = watch.into_inner();
     let mut until = async |state| {
         loop {
-            let held_state = timeout(DEADLINE, watch.message())
-                .await
-                .unwrap()
-                .unwrap()
-                .unwrap();
+            let held_state = timeout(DEADLINE, watch.message()).await.unwrap().unwrap().unwrap();
             assert!(held_state.missing_replicas.is_empty(), "{held_state:?}");
             if states(&held_state)["b"] == state {
                 return;

@@ -138,10 +138,7 @@ async fn who_has_asked_something_may_stay() {
     let address = format!("http://{}", bound.status_addr.unwrap());
     let mut client = StatusServiceClient::connect(address).await.unwrap();
     for _ in 0..2 {
-        client
-            .get_fleet(pb::GetFleetRequest::default())
-            .await
-            .unwrap();
+        client.get_fleet(pb::GetFleetRequest::default()).await.unwrap();
         sleep(PATIENCE * 2).await;
     }
     let line = "kplane_controlplane_connections{port=\"status\"} 1";
@@ -166,11 +163,7 @@ async fn silent_connections_make_room_for_agents_and_agents_for_nobody() {
         for _ in 0..10 {
             silent.push(TcpStream::connect(address).await.unwrap());
         }
-        agents.push(
-            Peer::connect(address, hello(&format!("n{n}")))
-                .await
-                .unwrap(),
-        );
+        agents.push(Peer::connect(address, hello(&format!("n{n}"))).await.unwrap());
     }
     // From this address no more are accepted, from another one some are.
     assert!(Peer::connect(address, hello("one-more")).await.is_err());
@@ -197,9 +190,7 @@ async fn names_that_are_no_nodes_wake_nobody() {
     let before = bystander.update().await;
     let mut others = Vec::new();
     for n in 0..600 {
-        let mut other = Peer::connect(address, hello(&format!("unknown-{n}")))
-            .await
-            .unwrap();
+        let mut other = Peer::connect(address, hello(&format!("unknown-{n}"))).await.unwrap();
         assert_eq!(other.update().await.objects.len(), 1, "its configuration");
         others.push(other);
         // An agent that answers no ping for long is sent away.

@@ -69,9 +69,7 @@ impl Agent {
             questions,
             ended,
         };
-        agent
-            .say(agent_message::Kind::Report(report(servers.as_ref())))
-            .await;
+        agent.say(agent_message::Kind::Report(report(servers.as_ref()))).await;
         let hub = bound.hub();
         let mut changes = hub.fleet.changes();
         let has_reported = |_: &u64| {
@@ -269,9 +267,7 @@ status: {addresses: [{type: InternalIP, address: 192.0.2.1}]}
             attempts: vec![silent],
             ..pb::Inspection::default()
         };
-        neighbour
-            .say(agent_message::Kind::Inspection(inspection))
-            .await;
+        neighbour.say(agent_message::Kind::Inspection(inspection)).await;
     };
     let (shown, ()) = tokio::join!(server.try_service(Request::new(request)), answers);
     let shown = shown.unwrap().into_inner();
@@ -369,9 +365,7 @@ async fn what_drops_packets_on_nodes_is_told_to_those_whose_packets_pass_there()
         let agent = Agent::connect(&bound, node, None).await;
         let its = found.iter().filter(|(of, ..)| *of == node);
         let report = pb::Report {
-            findings: its
-                .map(|(_, code, severity)| finding(code, *severity))
-                .collect(),
+            findings: its.map(|(_, code, severity)| finding(code, *severity)).collect(),
             ..report(None)
         };
         agent.say(agent_message::Kind::Report(report)).await;
@@ -382,10 +376,7 @@ async fn what_drops_packets_on_nodes_is_told_to_those_whose_packets_pass_there()
             report.is_some_and(|report| !report.findings.is_empty())
         };
         let mut changes = fleet.changes();
-        timeout(DEADLINE, changes.wait_for(has_told))
-            .await
-            .unwrap()
-            .unwrap();
+        timeout(DEADLINE, changes.wait_for(has_told)).await.unwrap().unwrap();
         agents.push(agent);
     }
     tokio::time::pause();
@@ -397,16 +388,8 @@ async fn what_drops_packets_on_nodes_is_told_to_those_whose_packets_pass_there()
         sender: pb::PacketSender::Pod.into(),
         ..pb::ExplainRequest::default()
     };
-    let shown = server
-        .explain(Request::new(request))
-        .await
-        .unwrap()
-        .into_inner();
-    let shown: Vec<_> = shown
-        .findings
-        .iter()
-        .map(|of| (&*of.code, of.nodes.join(",")))
-        .collect();
+    let shown = server.explain(Request::new(request)).await.unwrap().into_inner();
+    let shown: Vec<_> = shown.findings.iter().map(|of| (&*of.code, of.nodes.join(","))).collect();
     let of = |code, nodes: &str| (code, nodes.to_owned());
     assert_eq!(
         shown,
@@ -417,15 +400,8 @@ async fn what_drops_packets_on_nodes_is_told_to_those_whose_packets_pass_there()
         namespace: "shop".to_owned(),
         name: "web".to_owned(),
     };
-    let shown = server
-        .describe_service(Request::new(request))
-        .await
-        .unwrap()
-        .into_inner();
-    let shown = shown
-        .findings
-        .iter()
-        .filter(|of| of.text == "drops packets");
+    let shown = server.describe_service(Request::new(request)).await.unwrap().into_inner();
+    let shown = shown.findings.iter().filter(|of| of.text == "drops packets");
     let shown: Vec<_> = shown.map(|of| (&*of.code, of.nodes.join(","))).collect();
     assert_eq!(
         shown,
@@ -476,9 +452,7 @@ async fn an_agent_that_does_not_know_a_question_is_not_one_without_connections()
             }),
             ..pb::Inspection::default()
         };
-        unable
-            .say(agent_message::Kind::Inspection(inspection))
-            .await;
+        unable.say(agent_message::Kind::Inspection(inspection)).await;
     };
     let (status, ()) = tokio::join!(flows(&bound, ""), answers);
     let status = status.unwrap();
@@ -647,9 +621,7 @@ async fn many_questions_wait_for_each_other_and_too_many_are_not_asked() {
     };
     let people = futures_util::future::join_all((0..50).map(|_| describe(&bound)));
     let (described, answered) = tokio::join!(people, answers);
-    let errors = described
-        .iter()
-        .map(|nodes| nodes[0].servers.as_ref().unwrap().error.clone());
+    let errors = described.iter().map(|nodes| nodes[0].servers.as_ref().unwrap().error.clone());
     let refused: Vec<String> = errors.filter(|error| !error.is_empty()).collect();
     assert_eq!(refused.len() + answered, 50);
     assert!((1..50).contains(&answered), "{answered}");

@@ -38,10 +38,7 @@ impl Log {
     }
 
     fn lines_with(&self, part: &str) -> usize {
-        self.text()
-            .lines()
-            .filter(|line| line.contains(part))
-            .count()
+        self.text().lines().filter(|line| line.contains(part)).count()
     }
 }
 
@@ -159,10 +156,7 @@ async fn a_long_report_is_kept_as_a_short_one_and_its_field_is_named_once() {
     let reported = changes.wait_for(|_| {
         let records = hub.fleet.records();
         let reports = records.values().filter_map(|record| record.report.as_ref());
-        reports
-            .filter(|report| report.received_revision == 3)
-            .count()
-            == 30
+        reports.filter(|report| report.received_revision == 3).count() == 30
     });
     timeout(DEADLINE, reported).await.unwrap().unwrap();
     let records = hub.fleet.records();

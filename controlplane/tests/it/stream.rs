@@ -101,9 +101,7 @@ impl Agent {
     }
 
     async fn next(&mut self) -> Result<server_message::Kind, Status> {
-        let message = timeout(DEADLINE, self.receive.message())
-            .await
-            .expect("an answer in time");
+        let message = timeout(DEADLINE, self.receive.message()).await.expect("an answer in time");
         Ok(message?.expect("the stream goes on").kind.unwrap())
     }
 
@@ -153,9 +151,7 @@ impl Agent {
 
     fn digest(&self) -> Digest {
         let mut digest = Digest::default();
-        self.objects
-            .values()
-            .for_each(|bytes| digest.add(ObjectHash::of(bytes)));
+        self.objects.values().for_each(|bytes| digest.add(ObjectHash::of(bytes)));
         digest
     }
 
@@ -182,10 +178,7 @@ impl Agent {
             received_revision: self.revision,
             ..report
         };
-        self.send
-            .send(message(agent_message::Kind::Report(report)))
-            .await
-            .unwrap();
+        self.send.send(message(agent_message::Kind::Report(report))).await.unwrap();
     }
 }
 
@@ -366,15 +359,8 @@ async fn what_is_no_agent_is_told_so() {
         let (send, outbound) = mpsc::channel(1);
         send.send(first).await.unwrap();
         let mut client = AgentServiceClient::new(bound.in_process());
-        let mut stream = client
-            .sync(ReceiverStream::new(outbound))
-            .await
-            .unwrap()
-            .into_inner();
-        let status = timeout(DEADLINE, stream.message())
-            .await
-            .unwrap()
-            .unwrap_err();
+        let mut stream = client.sync(ReceiverStream::new(outbound)).await.unwrap().into_inner();
+        let status = timeout(DEADLINE, stream.message()).await.unwrap().unwrap_err();
         assert_eq!(status.code(), code);
         assert!(status.message().contains(text), "{status}");
     }
@@ -386,11 +372,7 @@ async fn the_status_api_tells_what_agents_reported() {
     let revision = publish(&bound, vec![published(1, 1)]);
     let address = format!("http://{}", bound.status_addr.unwrap());
     let mut status = StatusServiceClient::connect(address).await.unwrap();
-    let mut watch = status
-        .watch_fleet(pb::GetFleetRequest::default())
-        .await
-        .unwrap()
-        .into_inner();
+    let mut watch = status.watch_fleet(pb::GetFleetRequest::default()).await.unwrap().into_inner();
     let mut agent = Agent::connect(&bound, hello("n1", None)).await;
     agent.update().await;
     assert_eq!(agent.revision, revision, "nobody else is told of the agent");
@@ -414,12 +396,7 @@ async fn the_status_api_tells_what_agents_reported() {
     publish(&bound, vec![published(1, 2)]);
     assert!(until(pb::NodeState::Syncing).await.wanted_revision > agent.revision);
     drop(agent);
-    assert!(
-        until(pb::NodeState::Disconnected)
-            .await
-            .last_error
-            .contains("not connected")
-    );
+    assert!(until(pb::NodeState::Disconnected).await.last_error.contains("not connected"));
 }
 
 /// An empty folder is not believed. Each update says so, and the end of this state causes an
@@ -536,9 +513,7 @@ async fn older_services(channel: tonic::transport::Channel) -> String {
         ..Default::default()
     };
     let mut client = ServerReflectionClient::new(channel);
-    let stream = client
-        .server_reflection_info(tokio_stream::once(list))
-        .await;
+    let stream = client.server_reflection_info(tokio_stream::once(list)).await;
     let answer = stream.unwrap().into_inner().message().await.unwrap();
     format!("{:?}", answer.unwrap().message_response)
 }
@@ -587,25 +562,13 @@ async fn the_status_port_describes_itself_and_its_health() {
     let older = older_services(channel.clone()).await;
     assert!(older.contains("kplane.v1.StatusService"), "{older}");
     let mut reflection = ServerReflectionClient::new(channel);
-    let stream = reflection
-        .server_reflection_info(tokio_stream::once(list))
-        .await
-        .unwrap();
-    let answer = stream
-        .into_inner()
-        .message()
-        .await
-        .unwrap()
-        .unwrap()
-        .message_response;
+    let stream = reflection.server_reflection_info(tokio_stream::once(list)).await.unwrap();
+    let answer = stream.into_inner().message().await.unwrap().unwrap().message_response;
     let Some(MessageResponse::ListServicesResponse(list)) = answer else {
         panic!("{answer:?}");
     };
-    let names: Vec<String> = list
-        .service
-        .into_iter()
-        .map(|ServiceResponse { name }| name)
-        .collect();
+    let names: Vec<String> =
+        list.service.into_iter().map(|ServiceResponse { name }| name).collect();
     for name in [
         "kplane.v1.StatusService",
         "kplane.v1.DesiredStateService",
@@ -632,18 +595,10 @@ async fn tools_can_watch_what_a_node_should_have() {
     let unknown = client.watch_node(watch("n2")).await.unwrap_err();
     assert_eq!(unknown.code(), Code::NotFound);
     let mut states = client.watch_node(watch("n1")).await.unwrap().into_inner();
-    let first = timeout(DEADLINE, states.message())
-        .await
-        .unwrap()
-        .unwrap()
-        .unwrap();
+    let first = timeout(DEADLINE, states.message()).await.unwrap().unwrap().unwrap();
     assert!(first.complete && first.objects.len() == 2);
     publish(&bound, vec![(key(1), None)]);
-    let next = timeout(DEADLINE, states.message())
-        .await
-        .unwrap()
-        .unwrap()
-        .unwrap();
+    let next = timeout(DEADLINE, states.message()).await.unwrap().unwrap().unwrap();
     assert_eq!((next.objects.len(), next.deleted.len()), (0, 1));
 }
 

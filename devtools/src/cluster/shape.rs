@@ -92,10 +92,7 @@ impl Shape {
             words.push("--dual-stack".to_owned());
         }
         let words = words.into_iter().map(OsString::from);
-        let images = self
-            .image
-            .iter()
-            .flat_map(|image| ["--image".into(), image.into()]);
+        let images = self.image.iter().flat_map(|image| ["--image".into(), image.into()]);
         words.chain(images).collect()
     }
 

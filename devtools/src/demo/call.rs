@@ -123,9 +123,7 @@ fn watch(stage: &Stage, service: &Service) -> Result<Option<Watch>> {
     let endpoints = service.ports.iter().flat_map(|port| &port.endpoints);
     let pods = endpoints.filter_map(|endpoint| stage.objects.pod(endpoint.addr.ip));
     let names: BTreeSet<&String> = pods.map(|pod| &pod.name).collect();
-    let pods = names
-        .iter()
-        .map(|name| Ok(stage.world.topology.pod(name)?.ns()));
+    let pods = names.iter().map(|name| Ok(stage.world.topology.pod(name)?.ns()));
     Watch::open(pods.collect::<Result<Vec<_>>>()?).map(Some)
 }
 

@@ -178,10 +178,7 @@ pub(crate) fn affinity(show: &mut Show, stage: &mut Stage) -> Result<()> {
             let found = call.make_times(STICKY_CALLS)?;
             wrong.extend(call.complaint(&found));
             let name = |pod: &SocketAddr| stage.objects.pod_name(pod.ip());
-            let pods = found
-                .answers
-                .iter()
-                .map(|(pod, n)| format!("{} {n} times", name(pod)));
+            let pods = found.answers.iter().map(|(pod, n)| format!("{} {n} times", name(pod)));
             let pods: Vec<String> = pods.collect();
             say!("      {} {}", fit(&call.to_string(), 52), pods.join(", "));
             met.extend(found.answers.into_keys());
@@ -215,9 +212,7 @@ pub(crate) fn survey_all(show: &mut Show, stage: &mut Stage) -> Result<()> {
 pub(crate) fn survey(show: &mut Show, stage: &Stage, service: &Service, label: &str) -> Result<()> {
     let began = Instant::now();
     let found = call_all(stage, service)?;
-    let wrong = found
-        .iter()
-        .filter_map(|(call, found)| call.complaint(found));
+    let wrong = found.iter().filter_map(|(call, found)| call.complaint(found));
     let mut wrong: Vec<String> = wrong.collect();
     let right = found.len() - wrong.len();
     if wrong.len() > MOST_WRONG {

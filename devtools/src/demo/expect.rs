@@ -25,10 +25,7 @@ pub(crate) fn targets(port: &ServicePort, node: IpAddr) -> BTreeSet<(Kind, Socke
     let at = |kind, ip: &IpAddr| (kind, SocketAddr::new(*ip, port.port));
     let balancers = &port.load_balancer_ips;
     // An address of both kinds keeps the load balancer's restrictions.
-    let external = port
-        .external_ips
-        .iter()
-        .filter(|ip| !balancers.contains(ip));
+    let external = port.external_ips.iter().filter(|ip| !balancers.contains(ip));
     let mut targets = BTreeSet::from([at(Kind::ClusterIP, &port.cluster_ip)]);
     targets.extend(external.map(|ip| at(Kind::ExternalIP, ip)));
     targets.extend(balancers.iter().map(|ip| at(Kind::LoadBalancer, ip)));

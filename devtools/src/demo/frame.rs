@@ -49,10 +49,7 @@ pub(crate) fn start(show: &mut Show, stage: &mut Stage) -> Result<()> {
     stage.start()?;
     let nodes = stage.objects.nodes.len();
     let fleet = stage.wait("every node is in sync", |fleet| {
-        let late = fleet
-            .nodes
-            .iter()
-            .find(|node| node.state() != NodeState::InSync);
+        let late = fleet.nodes.iter().find(|node| node.state() != NodeState::InSync);
         let late =
             late.map(|node| format!("{} is {:?} {}", node.name, node.state(), node.last_error));
         let missing = fleet.nodes.len() < nodes;
@@ -95,9 +92,7 @@ fn steal(show: &mut Show, stage: &mut Stage) -> Result<()> {
     aside!(
         "{}",
         fit(
-            answer
-                .get(refusal.unwrap_or_default()..)
-                .unwrap_or_default(),
+            answer.get(refusal.unwrap_or_default()..).unwrap_or_default(),
             94
         )
     );

@@ -145,8 +145,7 @@ impl Objects {
 
     /// Returns the name of the pod with an address, without its namespace.
     pub(crate) fn pod_name(&self, ip: IpAddr) -> String {
-        self.pod(ip)
-            .map_or(ip.to_string(), |pod| short(&pod.name).to_owned())
+        self.pod(ip).map_or(ip.to_string(), |pod| short(&pod.name).to_owned())
     }
 }
 

@@ -46,9 +46,7 @@ impl Cast {
         let of = |role| {
             let callers = stage.world.callers.iter();
             let callers = callers.filter(move |caller| caller.role == role);
-            callers
-                .filter(|caller| caller.ip(Family::V4).is_some())
-                .cloned()
+            callers.filter(|caller| caller.ip(Family::V4).is_some()).cloned()
         };
         let (jobs, outside): (Vec<_>, Vec<_>) =
             (of(Role::Pod).collect(), of(Role::Client).collect());
@@ -59,10 +57,7 @@ impl Cast {
         let target = stage.objects.pods.iter().find(|pod| pod.name == TARGET);
         let target = target.context("the Pod to protect is not there")?;
         let ip = target.ips.iter().find(|ip| Family::of(**ip) == Family::V4);
-        let port = target
-            .listens
-            .iter()
-            .find(|(protocol, _)| *protocol == Protocol::Tcp);
+        let port = target.listens.iter().find(|(protocol, _)| *protocol == Protocol::Tcp);
         let (ip, (_, port)) = ip.zip(port).context("it serves nothing")?;
         let to = SocketAddr::new(*ip, *port);
         let node = target.node.as_deref().context("it is on no node")?;

@@ -116,9 +116,7 @@ impl Stage {
         let process = self.control()?.command(command)?;
         self.processes.push(("kp-controlplane".to_owned(), process));
         let nodes: Vec<NodeFacts> = self.objects.nodes.clone();
-        nodes
-            .iter()
-            .try_for_each(|node| self.start_agent(&node.name))
+        nodes.iter().try_for_each(|node| self.start_agent(&node.name))
     }
 
     /// Starts the agent of a node.

@@ -115,11 +115,7 @@ impl Laptop {
             &hosts,
             &folder.path().join("log"),
         )?;
-        let expected = objects
-            .services
-            .iter()
-            .filter(|service| has_endpoints(service))
-            .count();
+        let expected = objects.services.iter().filter(|service| has_endpoints(service)).count();
         let mut laptop = Self {
             folder,
             pods,
@@ -196,10 +192,7 @@ impl Laptop {
     /// Ends a pod of the star while connections come as fast as they can.
     fn end_a_pod(&mut self, show: &mut Show) -> Result<()> {
         let began = Instant::now();
-        let star = self
-            .listed
-            .iter()
-            .find(|at| at.service.starts_with(&format!("{STAR}.")));
+        let star = self.listed.iter().find(|at| at.service.starts_with(&format!("{STAR}.")));
         let star = star.or(self.listed.iter().find(|at| at.protocol == Protocol::Tcp));
         let star = star.context("no Service with TCP")?.clone();
         let (mut done, mut wrong, mut ended) = (0, Vec::new(), None);
@@ -288,11 +281,7 @@ impl Laptop {
 
 fn has_endpoints(service: &super::objects::Service) -> bool {
     let usable = |endpoint: &kplane_model::Endpoint| endpoint.ready || endpoint.serving;
-    service.skipped.is_none()
-        && service
-            .ports
-            .iter()
-            .any(|port| port.endpoints.iter().any(usable))
+    service.skipped.is_none() && service.ports.iter().any(|port| port.endpoints.iter().any(usable))
 }
 
 /// Moves the endpoints of IPv4 to loopback addresses, and takes those of IPv6 away.
@@ -331,11 +320,7 @@ fn start_agent(programs: &Path, manifests: &Path, hosts: &Path, log: &Path) -> R
         "--metrics-bind-address",
         "",
     ]);
-    command
-        .arg("--manifests")
-        .arg(manifests)
-        .arg("--hosts-file")
-        .arg(hosts);
+    command.arg("--manifests").arg(manifests).arg("--hosts-file").arg(hosts);
     Process::start(command)
 }
 
@@ -346,11 +331,9 @@ fn list(text: &str) -> Vec<Listed> {
     for line in text.lines() {
         match line.split_once('\t') {
             Some(("#", place)) => listed.extend(place_of(&service, place)),
-            Some((_, names)) => names
-                .split(' ')
-                .next()
-                .unwrap_or_default()
-                .clone_into(&mut service),
+            Some((_, names)) => {
+                names.split(' ').next().unwrap_or_default().clone_into(&mut service)
+            }
             None => line.trim_start_matches("# ").clone_into(&mut service),
         }
     }

@@ -176,9 +176,7 @@ impl World {
         let reaches = |family| node.primary_address(family).is_some();
         let mut outside = outside(objects);
         outside.retain(|cidr| reaches(cidr.family()));
-        outside
-            .iter()
-            .try_for_each(|cidr| client.route(*cidr, host))?;
+        outside.iter().try_for_each(|cidr| client.route(*cidr, host))?;
         let guests = Family::ALL.into_iter().filter(|family| reaches(*family));
         let guests: Vec<IpAddr> = guests.filter_map(|family| guest(objects, family)).collect();
         for ip in &guests {

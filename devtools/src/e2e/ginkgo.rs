@@ -66,11 +66,7 @@ impl Ginkgo<'_> {
     /// As [`Ginkgo::run`].
     pub(super) fn again_alone(&self, specs: &mut [Spec]) -> Result<()> {
         let failed = |spec: &&Spec| spec.outcome == Outcome::Failed;
-        let names: Vec<_> = specs
-            .iter()
-            .filter(failed)
-            .map(|spec| spec.name.clone())
-            .collect();
+        let names: Vec<_> = specs.iter().filter(failed).map(|spec| spec.name.clone()).collect();
         if names.is_empty() {
             return Ok(());
         }

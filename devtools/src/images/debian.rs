@@ -49,26 +49,16 @@ impl Package {
     fn owner(file: &Path) -> Result<Self> {
         let real = fs::canonicalize(file).with_context(|| file.display().to_string())?;
         // Packages name files below /usr by their older paths.
-        let older = real
-            .strip_prefix("/usr")
-            .map(|rest| Path::new("/").join(rest));
+        let older = real.strip_prefix("/usr").map(|rest| Path::new("/").join(rest));
         let paths = [Some(real), older.ok(), Some(file.to_owned())];
         let search = |path: PathBuf| output(Command::new("dpkg-query").arg("--search").arg(path));
-        let found = paths
-            .into_iter()
-            .flatten()
-            .find_map(|path| search(path).ok());
+        let found = paths.into_iter().flatten().find_map(|path| search(path).ok());
         let found = found.with_context(|| format!("{} is of no Debian package", file.display()))?;
         let (name, _) = found
             .split_once(": ")
             .with_context(|| format!("dpkg-query printed {found:?}"))?;
         let format = "--showformat=${Package} ${Version} ${Architecture}";
-        let shown = output(
-            Command::new("dpkg-query")
-                .arg("--show")
-                .arg(format)
-                .arg(name),
-        )?;
+        let shown = output(Command::new("dpkg-query").arg("--show").arg(format).arg(name))?;
         match *shown.split(' ').collect::<Vec<_>>() {
             [name, version, architecture] => Ok(Self {
                 name: name.to_owned(),

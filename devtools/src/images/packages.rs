@@ -122,10 +122,7 @@ impl Crates {
             let linked = linked.filter_map(|dependency| packages.get(&*dependency.pkg).copied());
             let linked: Vec<&Package> = linked.filter(|package| !package.is_macro()).collect();
             let found = Crate {
-                licence: package
-                    .license
-                    .as_ref()
-                    .map(|text| text.replace('/', " OR ")),
+                licence: package.license.as_ref().map(|text| text.replace('/', " OR ")),
                 from_registry: package.source.is_some(),
                 uses: linked.iter().map(|package| package.key()).collect(),
             };

@@ -248,10 +248,7 @@ mod tests {
     fn the_containerfile_makes_the_same_images() {
         let file = crate::workspace().join("deploy/Containerfile");
         let text = fs::read_to_string(file).unwrap();
-        let stages: Vec<String> = text
-            .split("\nFROM ")
-            .map(|stage| format!("{stage}\n"))
-            .collect();
+        let stages: Vec<String> = text.split("\nFROM ").map(|stage| format!("{stage}\n")).collect();
         let stage = |name: &str| {
             let first = format!("scratch AS {name}\n");
             stages.iter().find(|stage| stage.starts_with(&first))

@@ -153,9 +153,7 @@ mod tests {
             |name: &str| fs::read_to_string(crate::workspace().join(UNITS).join(name)).unwrap();
         let rights = |name: &str| {
             let text = read(name);
-            let lines = text
-                .lines()
-                .filter_map(|line| line.strip_prefix("CapabilityBoundingSet="));
+            let lines = text.lines().filter_map(|line| line.strip_prefix("CapabilityBoundingSet="));
             lines.map(str::to_owned).collect::<Vec<_>>()
         };
         for unit in ["kp-nodeagent.service", "kp-nodeagent-standalone.service"] {
@@ -201,15 +199,11 @@ mod tests {
         for unit in ["kp-controlplane", "kp-nodeagent", "kp-nodeagent-standalone"] {
             let place = format!("kplane/lib/systemd/system/{unit}.service");
             assert!(paths.contains(&&*place), "{paths:?}");
-            let text = fs::read_to_string(
-                crate::workspace()
-                    .join(UNITS)
-                    .join(format!("{unit}.service")),
-            );
+            let text =
+                fs::read_to_string(crate::workspace().join(UNITS).join(format!("{unit}.service")));
             let text = text.unwrap();
-            let start = text
-                .lines()
-                .find_map(|line| line.strip_prefix("ExecStart=/usr/local/bin/"));
+            let start =
+                text.lines().find_map(|line| line.strip_prefix("ExecStart=/usr/local/bin/"));
             let program = start.unwrap().split(' ').next().unwrap();
             assert!(PROGRAMS.contains(&program), "{unit} starts {program}");
         }

@@ -141,10 +141,7 @@ impl Story {
 
     /// Returns how long each Pod waited that is new, shortest first.
     fn waits(&self, before: &BTreeSet<IpAddr>) -> Result<Vec<Duration>> {
-        let new = self
-            .known
-            .iter()
-            .filter(|((_, ip), _)| !before.contains(ip));
+        let new = self.known.iter().filter(|((_, ip), _)| !before.contains(ip));
         let wait = |(pod, known): (&(String, IpAddr), &Instant)| {
             let held = self.held.get(pod);
             let held = held.with_context(|| format!("no kernel took the Pod {pod:?}"))?;

@@ -60,9 +60,7 @@ fn the_archive_of_programs_has_the_same_bytes_twice_and_the_sum_beside_it() {
         fs::copy(SMALL, bin.path().join(name)).unwrap();
     }
     let folders = [(); 2].map(|()| tempfile::tempdir().unwrap());
-    let [one, other] = folders
-        .each_ref()
-        .map(|out| written("dist", bin.path(), out.path()));
+    let [one, other] = folders.each_ref().map(|out| written("dist", bin.path(), out.path()));
     assert_eq!(one.len(), 2);
     assert!(one == other, "the files differ");
     let checked = Command::new("sha256sum")

@@ -69,9 +69,7 @@ fn kilobytes(status: &str, name: &str) -> Option<f64> {
 }
 
 fn max_fds(limits: &str) -> Option<f64> {
-    let line = limits
-        .lines()
-        .find_map(|l| l.strip_prefix("Max open files"));
+    let line = limits.lines().find_map(|l| l.strip_prefix("Max open files"));
     line?.split_whitespace().next()?.parse().ok()
 }
 

@@ -388,9 +388,7 @@ impl Kind {
 
     /// Returns the backend of this name.
     pub fn named(name: &str) -> Option<Self> {
-        Self::ALL
-            .into_iter()
-            .find(|kind| kind.describe().name == name)
+        Self::ALL.into_iter().find(|kind| kind.describe().name == name)
     }
 
     /// Returns the facts that hold for the backend on every machine.

@@ -202,9 +202,7 @@ impl<'a> ConnectionReader<'a> {
         }
         if by_ipvs {
             let whole = ipvs_table::each(until, |of| self.connection(&of));
-            self.read += whole
-                .map_err(CountError::from)?
-                .ok_or(CountError::Late(within))?;
+            self.read += whole.map_err(CountError::from)?.ok_or(CountError::Late(within))?;
             return Ok(());
         }
         for family in Family::ALL {
@@ -215,9 +213,7 @@ impl<'a> ConnectionReader<'a> {
             let (mut socket, filter) = open().map_err(CountError::from)?;
             let selected = self.selected(family, filter);
             let listed = socket.tracked(family, selected, until, |flow| self.tracked(&flow));
-            self.read += listed
-                .map_err(CountError::from)?
-                .ok_or(CountError::Late(within))?;
+            self.read += listed.map_err(CountError::from)?.ok_or(CountError::Late(within))?;
         }
         Ok(())
     }
@@ -234,10 +230,7 @@ impl<'a> ConnectionReader<'a> {
             };
             return Some(Selected::RepliesFrom(of));
         }
-        let of_family = self
-            .frontends
-            .keys()
-            .filter(|place| place.family() == family);
+        let of_family = self.frontends.keys().filter(|place| place.family() == family);
         let mut found: Option<AddressPorts> = None;
         for place in of_family {
             let PacketTarget::Address { at, protocol } = *place else {
@@ -253,9 +246,7 @@ impl<'a> ConnectionReader<'a> {
                 Some(_) => return None,
             };
         }
-        found
-            .filter(|_| filter != Filter::Nothing)
-            .map(Selected::To)
+        found.filter(|_| filter != Filter::Nothing).map(Selected::To)
     }
 
     /// Returns the ServicePort at a destination.

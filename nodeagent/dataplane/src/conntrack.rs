@@ -131,10 +131,7 @@ impl Shared {
             let due = state.families.iter().filter_map(|f| f.schedule.due(now));
             let due = due.min().map(|due| due.max(next_at));
             state = match due {
-                None => self
-                    .wake
-                    .wait(state)
-                    .unwrap_or_else(PoisonError::into_inner),
+                None => self.wake.wait(state).unwrap_or_else(PoisonError::into_inner),
                 Some(due) => {
                     let wait = due.saturating_duration_since(now);
                     let waited = self.wake.wait_timeout(state, wait);

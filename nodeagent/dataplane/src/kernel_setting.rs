@@ -83,10 +83,7 @@ fn remember(folder: &Path, root: &Path, changed: ChangedSetting) -> io::Result<(
     {
         text += &format!("\n{} {earlier} {ours}", file.display());
     }
-    DirBuilder::new()
-        .recursive(true)
-        .mode(0o700)
-        .create(folder)?;
+    DirBuilder::new().recursive(true).mode(0o700).create(folder)?;
     let new = folder.join(FILE).with_added_extension("new");
     fs::write(&new, text)?;
     fs::rename(new, folder.join(FILE))
@@ -102,9 +99,7 @@ pub fn parse(text: &str, root: &Path) -> Vec<ChangedSetting> {
         let [file, earlier, ours] = line.split(' ').collect::<Vec<_>>().try_into().ok()?;
         let file = PathBuf::from(file);
         let is_setting = file.starts_with("proc/sys/net") || file.starts_with("sys/module");
-        let is_below = file
-            .components()
-            .all(|part| matches!(part, Component::Normal(_)));
+        let is_below = file.components().all(|part| matches!(part, Component::Normal(_)));
         (is_setting && is_below).then(|| ChangedSetting {
             file,
             earlier: earlier.to_owned(),

@@ -166,10 +166,7 @@ pub fn all_tables() -> Result<Vec<String>, NetlinkError> {
 
 /// Returns the node ports that rules of kube-proxy's mode iptables serve, if there is a program to list them.
 pub fn node_ports() -> BTreeSet<u16> {
-    iptables::listings()
-        .iter()
-        .flat_map(|text| rules::node_ports(text))
-        .collect()
+    iptables::listings().iter().flat_map(|text| rules::node_ports(text)).collect()
 }
 
 /// Removes the leftovers of IPVS mode that no established TCP connection needs, and keeps new connections
@@ -241,8 +238,7 @@ impl Leftovers {
                 Ok(found) => found.into_iter().for_each(|chains| {
                     self.keep(Flavour::Nft.name(family), &chains.table);
                     let is_empty = chains.table.is_empty();
-                    self.items
-                        .extend((!is_empty).then_some(Item::Chains(chains)));
+                    self.items.extend((!is_empty).then_some(Item::Chains(chains)));
                 }),
                 Err(source) => self.problems.push(Problem::Unread {
                     tool: Flavour::Nft.name(family),
@@ -255,13 +251,12 @@ impl Leftovers {
     /// Names the chains of a table that stay because other programs need them.
     fn keep<Jump>(&mut self, tool: String, table: &rules::LeftoverTable<Jump>) {
         let chains: Vec<&str> = table.kept.iter().map(String::as_str).collect();
-        self.problems
-            .extend((!chains.is_empty()).then(|| Problem::Kept {
-                tool,
-                table: table.name,
-                chains: chains.join(", "),
-                only_masquerade: rules::only_masquerade(&table.kept),
-            }));
+        self.problems.extend((!chains.is_empty()).then(|| Problem::Kept {
+            tool,
+            table: table.name,
+            chains: chains.join(", "),
+            only_masquerade: rules::only_masquerade(&table.kept),
+        }));
     }
 
     /// Excludes virtual servers on these addresses from the removal (D8).

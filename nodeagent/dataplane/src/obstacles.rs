@@ -107,11 +107,7 @@ impl Obstacles {
 
 /// Returns whether a chain gets forwarded packets, and drops those that no rule accepts; `None` if it is not a base chain.
 fn drops_forwarded(chain: &Attributes<'_>) -> Option<bool> {
-    let hook = chain
-        .get(NFTA_CHAIN_HOOK)?
-        .children()
-        .get(NFTA_HOOK_HOOKNUM)?
-        .as_u32()?;
+    let hook = chain.get(NFTA_CHAIN_HOOK)?.children().get(NFTA_HOOK_HOOKNUM)?.as_u32()?;
     let policy = chain.get(NFTA_CHAIN_POLICY)?.as_u32()?;
     Some(hook == FORWARD && policy == DROP)
 }

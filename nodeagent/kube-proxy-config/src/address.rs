@@ -17,9 +17,7 @@ pub(super) fn default_hosts(v6: bool) -> (&'static str, &'static str) {
 /// Returns an address with its own port, or else with `port`. Text that is not an address stays as
 /// it is, so that the validation reports it.
 pub fn with_port(text: &str, port: u16) -> String {
-    let bare = text
-        .strip_prefix('[')
-        .and_then(|rest| rest.strip_suffix(']'));
+    let bare = text.strip_prefix('[').and_then(|rest| rest.strip_suffix(']'));
     match parse_ip(bare.unwrap_or(text)) {
         Ok(IpAddr::V4(ip)) if bare.is_none() => format!("{ip}:{port}"),
         Ok(IpAddr::V6(ip)) => format!("[{ip}]:{port}"),
@@ -30,9 +28,7 @@ pub fn with_port(text: &str, port: u16) -> String {
 /// Reads `10.0.0.1:80` or `[fd00::1]:80`. Port 0 lets the kernel choose one.
 pub fn parse(text: &str) -> Option<SocketAddr> {
     let (host, port) = text.rsplit_once(':')?;
-    let bracketed = host
-        .strip_prefix('[')
-        .and_then(|rest| rest.strip_suffix(']'));
+    let bracketed = host.strip_prefix('[').and_then(|rest| rest.strip_suffix(']'));
     let ip = parse_ip(bracketed.unwrap_or(host)).ok()?;
     if ip.is_ipv6() != bracketed.is_some() || !port.bytes().all(|b| b.is_ascii_digit()) {
         return None;

@@ -58,9 +58,7 @@ fn take_over(
             "bindAddress" => effective.bind_address.clone_from(&wanted.bind_address),
             "clusterCIDR" => effective.cluster_cidr.clone_from(&wanted.cluster_cidr),
             "detectLocalMode" => {
-                effective
-                    .detect_local_mode
-                    .clone_from(&wanted.detect_local_mode);
+                effective.detect_local_mode.clone_from(&wanted.detect_local_mode);
             }
             "iptables.masqueradeAll" => {
                 effective.iptables.masquerade_all = wanted.iptables.masquerade_all;
@@ -70,9 +68,7 @@ fn take_over(
                 effective.nftables.masquerade_all = wanted.nftables.masquerade_all;
             }
             "nodePortAddresses" => {
-                effective
-                    .node_port_addresses
-                    .clone_from(&wanted.node_port_addresses);
+                effective.node_port_addresses.clone_from(&wanted.node_port_addresses);
             }
             _ => {}
         }

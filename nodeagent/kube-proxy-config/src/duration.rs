@@ -114,9 +114,7 @@ fn magnitude(mut rest: &str) -> Option<u64> {
         } else {
             whole.parse().ok()?
         };
-        let part = whole
-            .checked_mul(nanos)?
-            .checked_add(part_of(fraction, nanos)?)?;
+        let part = whole.checked_mul(nanos)?.checked_add(part_of(fraction, nanos)?)?;
         sum = sum.checked_add(part)?;
     }
     Some(sum)

@@ -140,9 +140,7 @@ fn parse(text: &str, duplicate_keys: DuplicateKeyPolicy) -> Result<(Value, bool)
         let message: String = message.chars().take(MAX_MESSAGE).map(printable).collect();
         format!("line {line}: {message}")
     })?;
-    let has_more = documents
-        .next()
-        .is_some_and(|next| !matches!(next, Ok(Value::Null)));
+    let has_more = documents.next().is_some_and(|next| !matches!(next, Ok(Value::Null)));
     Ok((first, has_more))
 }
 
@@ -232,9 +230,7 @@ fn take(value: &mut Value, path: &[Segment]) -> Option<Value> {
     });
     let keys: Vec<_> = keys.collect();
     let (last, parents) = keys.split_last()?;
-    let parent = parents
-        .iter()
-        .try_fold(value, |value, key| value.get_mut(key.as_str()))?;
+    let parent = parents.iter().try_fold(value, |value, key| value.get_mut(key.as_str()))?;
     let taken = parent.as_object_mut()?.remove(last.as_str())?;
     let mut inner = path.iter().skip(keys.len());
     inner.try_fold(taken, |value, part| match (value, part) {

@@ -15,8 +15,7 @@ pub const MAX_ATTRIBUTE_PAYLOAD_BYTES: usize = u16::MAX as usize - HEADER_BYTES;
 /// Rounds up to the next multiple of four. A length that has none is longer than any bytes, and so is
 /// the result.
 pub(super) fn aligned(len: usize) -> usize {
-    len.checked_next_multiple_of(ALIGN_BYTES)
-        .unwrap_or(usize::MAX)
+    len.checked_next_multiple_of(ALIGN_BYTES).unwrap_or(usize::MAX)
 }
 
 /// Sets the field at `offset` into the header that starts at `start`. Changes nothing where the bytes

@@ -317,12 +317,10 @@ fn parse_ports(attribute: Attribute<'_>, protocol: Protocol) -> Option<(u16, u16
 
 fn as_ip(attribute: Attribute<'_>) -> Option<IpAddr> {
     match attribute.kind {
-        CTA_IP_V4_SRC | CTA_IP_V4_DST => <[u8; 4]>::try_from(attribute.payload)
-            .ok()
-            .map(IpAddr::from),
-        _ => <[u8; 16]>::try_from(attribute.payload)
-            .ok()
-            .map(IpAddr::from),
+        CTA_IP_V4_SRC | CTA_IP_V4_DST => {
+            <[u8; 4]>::try_from(attribute.payload).ok().map(IpAddr::from)
+        }
+        _ => <[u8; 16]>::try_from(attribute.payload).ok().map(IpAddr::from),
     }
 }
 

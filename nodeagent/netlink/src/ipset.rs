@@ -253,9 +253,7 @@ impl IpSets {
     pub fn list(&mut self, name: &str) -> Result<Option<Found>, NetlinkError> {
         let request = message("list an IP set", cmd::LIST, |w| w.str(attr::SETNAME, name));
         let mut found = None;
-        let listed = self
-            .socket
-            .dump_each(request, |message| collect(message, &mut found));
+        let listed = self.socket.dump_each(request, |message| collect(message, &mut found));
         match listed {
             Ok(()) => Ok(found),
             Err(error) if error.errno() == Some(super::Errno::ENOENT) => Ok(None),

@@ -283,9 +283,7 @@ impl Ipvs {
             servers: reported,
             mut reals,
         } = Listing::parse(&text, family);
-        let lost = servers
-            .iter()
-            .filter(|server| !reported.contains(&server.key));
+        let lost = servers.iter().filter(|server| !reported.contains(&server.key));
         for Server { key, .. } in lost {
             let header = genl_header(cmd::GET_DEST);
             let what = "list IPVS real servers";
@@ -337,9 +335,7 @@ impl Ipvs {
     pub fn timeouts(&mut self) -> Result<Timeouts, NetlinkError> {
         let what = "get IPVS timeouts";
         let header = genl_header(cmd::GET_CONFIG);
-        let answer = self
-            .socket
-            .get(Request::with_header(what, self.family, &header, |_| {}))?;
+        let answer = self.socket.get(Request::with_header(what, self.family, &header, |_| {}))?;
         let message = Messages(&answer).next();
         let message = message.ok_or(NetlinkError::Unexpected { what })?;
         let [tcp_s, tcp_fin_s, udp_s] = ATTR_TIMEOUTS.map(|kind| {

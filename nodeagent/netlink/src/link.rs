@@ -151,9 +151,7 @@ impl Links {
         link: u32,
         changes: &[(bool, IpAddr)],
     ) -> Result<(Vec<Refusal>, u64), NetlinkError> {
-        let requests = changes
-            .iter()
-            .map(|(add, ip)| address(link, *ip, RT_SCOPE_UNIVERSE, *add));
+        let requests = changes.iter().map(|(add, ip)| address(link, *ip, RT_SCOPE_UNIVERSE, *add));
         self.socket.perform(&requests.collect::<Vec<_>>())
     }
 }
@@ -236,9 +234,7 @@ fn read_address(message: Message<'_>) -> Option<LinkAddress> {
     let attributes = Attributes(attributes);
     let scope = *header.get(3)?;
     let link = u32::from_ne_bytes(*header.get(4..)?.first_chunk()?);
-    let ip = attributes
-        .get(IFA_LOCAL)
-        .or_else(|| attributes.get(IFA_ADDRESS))?;
+    let ip = attributes.get(IFA_LOCAL).or_else(|| attributes.get(IFA_ADDRESS))?;
     let ip = match ip.payload.len() {
         4 => IpAddr::from(<[u8; 4]>::try_from(ip.payload).ok()?),
         16 => IpAddr::from(<[u8; 16]>::try_from(ip.payload).ok()?),

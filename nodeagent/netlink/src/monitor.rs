@@ -64,12 +64,8 @@ impl Generation {
             return None;
         }
         let attributes = message.attributes();
-        let thread = attributes
-            .get(NFTA_GEN_PROC_PID)
-            .and_then(Attribute::as_u32);
-        let name = attributes
-            .get(NFTA_GEN_PROC_NAME)
-            .and_then(Attribute::as_str);
+        let thread = attributes.get(NFTA_GEN_PROC_PID).and_then(Attribute::as_u32);
+        let name = attributes.get(NFTA_GEN_PROC_NAME).and_then(Attribute::as_str);
         Some(Self {
             number: attributes.get(NFTA_GEN_ID)?.as_u32()?,
             by: thread.zip(name.map(str::to_owned)),
@@ -121,18 +117,14 @@ impl Monitor {
     ) -> Result<Self, NetlinkError> {
         let mut socket = Socket::new(protocol).map_err(|error| open(&error))?;
         socket.bind_auto().map_err(|error| open(&error))?;
-        socket
-            .set_non_blocking(true)
-            .map_err(|error| open(&error))?;
+        socket.set_non_blocking(true).map_err(|error| open(&error))?;
         if setsockopt(&socket, sockopt::RcvBufForce, &RECEIVE_BUFFER_BYTES).is_err() {
             let limited = setsockopt(&socket, sockopt::RcvBuf, &RECEIVE_BUFFER_BYTES);
             limited.map_err(NetlinkError::Open)?;
         }
         // The filter is attached first, so that the socket never receives what the filter drops.
         if !filter.is_empty() {
-            SockRef::from(&socket)
-                .attach_filter(filter)
-                .map_err(|error| open(&error))?;
+            SockRef::from(&socket).attach_filter(filter).map_err(|error| open(&error))?;
         }
         let mut monitor = Self {
             socket,

@@ -66,16 +66,12 @@ impl Logged {
         let direction = directions.find(|direction| prefix(*direction) == text)?;
         let packet = attributes.get(NFULA_PAYLOAD)?.payload;
         let families = Family::ALL.map(|family| (nfproto(family), family));
-        let (_, family) = families
-            .into_iter()
-            .find(|(number, _)| *number == message.family())?;
+        let (_, family) = families.into_iter().find(|(number, _)| *number == message.family())?;
         let (source, destination, protocol, rest) = match family {
             Family::V4 => ipv4(packet)?,
             Family::V6 => ipv6(packet)?,
         };
-        let ports = rest
-            .first_chunk()
-            .filter(|_| WITH_PORTS.contains(&protocol));
+        let ports = rest.first_chunk().filter(|_| WITH_PORTS.contains(&protocol));
         Some(Self {
             direction,
             source,
@@ -136,9 +132,7 @@ impl PacketLog {
         let mut whole = true;
         for _ in 0..most {
             match self.0.receive(MsgFlags::MSG_DONTWAIT) {
-                Ok(()) => Messages(&self.0.datagram)
-                    .filter_map(Logged::parse)
-                    .for_each(&mut each),
+                Ok(()) => Messages(&self.0.datagram).filter_map(Logged::parse).for_each(&mut each),
                 Err(nix::errno::Errno::EAGAIN) => break,
                 Err(_) => whole = false,
             }

@@ -211,9 +211,7 @@ impl NfSocket {
         // and before it.
         message::add_flags(&mut bytes, last_start, NLM_F_ACK);
         let socket = |errno| NetlinkError::Socket { what, errno };
-        self.socket
-            .send(&bytes, 0)
-            .map_err(|error| socket(errno_of(&error)))?;
+        self.socket.send(&bytes, 0).map_err(|error| socket(errno_of(&error)))?;
         let mut refused = Vec::new();
         loop {
             self.receive(MsgFlags::empty()).map_err(socket)?;
@@ -390,9 +388,7 @@ fn refused_as_a_whole(errno: Errno) -> CommitError {
 }
 
 fn rejection(batch: &SealedBatch, index: usize, answer: Acknowledgement) -> Option<Rejection> {
-    let attribute = answer
-        .offset
-        .and_then(|offset| batch.attribute_at(index, offset));
+    let attribute = answer.offset.and_then(|offset| batch.attribute_at(index, offset));
     Some(Rejection {
         index,
         what: batch.label(index)?,

@@ -30,9 +30,9 @@ impl Cause {
                 true => Ok(Ended::Stopped),
                 false => Ok(Ended::Resumed),
             },
-            Self::Failure(failed) => failed
-                .map_or(Ok(()), |failed| failed?)
-                .map(|()| Ended::Stopped),
+            Self::Failure(failed) => {
+                failed.map_or(Ok(()), |failed| failed?).map(|()| Ended::Stopped)
+            }
         }
     }
 }

@@ -58,10 +58,7 @@ pub(super) struct Content {
 /// Reads a regular file as a whole.
 pub(super) fn read(path: &Path) -> Result<Content, FileError> {
     let flags = OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK;
-    let file = OpenOptions::new()
-        .read(true)
-        .custom_flags(flags.bits())
-        .open(path)?;
+    let file = OpenOptions::new().read(true).custom_flags(flags.bits()).open(path)?;
     let about = file.metadata()?;
     let ours = about.is_file() && about.uid() == geteuid().as_raw();
     if !ours || about.len() > MAX_BYTES {
@@ -109,19 +106,12 @@ pub(super) fn put(path: &Path, text: &str) -> io::Result<()> {
 
 /// Creates a file to be renamed.
 fn beside(path: &Path) -> io::Result<(PathBuf, File)> {
-    DirBuilder::new()
-        .recursive(true)
-        .mode(0o700)
-        .create(folder_of(path))?;
+    DirBuilder::new().recursive(true).mode(0o700).create(folder_of(path))?;
     let new = path.with_added_extension("new");
     // A crash may have left this file. If anything else is in the way, the next step fails.
     let _ = fs::remove_file(&new);
     let mut options = OpenOptions::new();
-    let file = options
-        .write(true)
-        .create_new(true)
-        .mode(0o600)
-        .open(&new)?;
+    let file = options.write(true).create_new(true).mode(0o600).open(&new)?;
     Ok((new, file))
 }
 

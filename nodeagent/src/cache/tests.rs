@@ -85,10 +85,7 @@ fn encoded(node: &str, objects: Vec<DesiredObject>) -> Vec<u8> {
 #[test]
 fn what_was_written_is_read() {
     let folder = TempDir::new().unwrap();
-    let inner = TempDir::new_in(&folder)
-        .unwrap()
-        .path()
-        .join("made/on/demand");
+    let inner = TempDir::new_in(&folder).unwrap().path().join("made/on/demand");
     let cache = Cache::new(&inner, "n1".into());
     assert_eq!(read(&cache), None, "nothing is there, and nothing is made");
     assert!(!inner.exists());

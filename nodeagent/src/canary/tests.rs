@@ -85,19 +85,7 @@ async fn the_address_must_answer_as_an_agent_does() {
     assert_eq!(tokio::join!(probe(), answer("HTTP/1.1 503 \r\n")).0, Ok(()));
     let (other, ()) = tokio::join!(probe(), answer("SSH-2.0"));
     assert!(other.unwrap_err().contains("another program answers"));
-    assert!(
-        prober
-            .probe(vec![])
-            .await
-            .unwrap_err()
-            .contains("is not in the kernel")
-    );
+    assert!(prober.probe(vec![]).await.unwrap_err().contains("is not in the kernel"));
     drop(listener);
-    assert!(
-        prober
-            .probe(vec![address])
-            .await
-            .unwrap_err()
-            .contains("refused")
-    );
+    assert!(prober.probe(vec![address]).await.unwrap_err().contains("refused"));
 }

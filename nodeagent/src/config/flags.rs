@@ -346,10 +346,7 @@ impl Flags {
                     && served.any(|range| backend::iptables::meets_loopback(*range)),
                 cache_dir: self.absence.cache_dir(kind),
                 conntrack: settings.conntrack,
-                ipvs: kind
-                    .describe()
-                    .has_virtual_servers
-                    .then_some(settings.backend.ipvs),
+                ipvs: kind.describe().has_virtual_servers.then_some(settings.backend.ipvs),
             }
         };
         Checked { task, log, notes }
@@ -367,9 +364,7 @@ impl Flags {
             name.map_err(|wrong| problems.push(wrong)).ok()
         });
         let explicit = |flag| self.kube_proxy.value(flag).unwrap_or_default();
-        let kubeconfig = loaded
-            .as_ref()
-            .map(|l| &*l.config.client_connection.kubeconfig);
+        let kubeconfig = loaded.as_ref().map(|l| &*l.config.client_connection.kubeconfig);
         let server = std::env::var(API_SERVER).unwrap_or_default();
         let api = ApiFlags {
             kubeconfig: kubeconfig.unwrap_or_default(),
@@ -470,9 +465,7 @@ fn unread(loaded: &Loaded, source: &Source) -> Option<Note> {
 /// Returns the node's name: the one configured at `place`, or else the environment's, or else the host's. As
 /// in kube-proxy, surrounding white space is trimmed and upper case becomes lower case.
 pub(super) fn node_name(place: &str, configured: &str) -> Result<NodeName, Problem> {
-    let of_environment = std::env::var(NODE_NAME)
-        .ok()
-        .filter(|name| !name.is_empty());
+    let of_environment = std::env::var(NODE_NAME).ok().filter(|name| !name.is_empty());
     let (place, name) = if !configured.is_empty() {
         (place, configured.to_owned())
     } else if let Some(name) = of_environment {

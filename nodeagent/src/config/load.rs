@@ -192,12 +192,6 @@ mod tests {
         ] {
             assert!(!named(other), "{other}");
         }
-        assert!(
-            !from_flags(&KubeProxyFlags::default())
-                .unwrap()
-                .settings
-                .node
-                .nodeport_primary
-        );
+        assert!(!from_flags(&KubeProxyFlags::default()).unwrap().settings.node.nodeport_primary);
     }
 }

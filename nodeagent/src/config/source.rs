@@ -314,10 +314,7 @@ impl SourceFlags {
                         network_policies: self.network_policy == Some(Enforce::On),
                     }),
                 };
-                let status = self
-                    .status_bind_address
-                    .as_deref()
-                    .unwrap_or(STATUS_ADDRESS);
+                let status = self.status_bind_address.as_deref().unwrap_or(STATUS_ADDRESS);
                 Ok(Source::Standalone {
                     origin,
                     status: self
@@ -345,9 +342,7 @@ impl SourceFlags {
                 let scheme = self.identity.scheme();
                 let endpoints = self.control_plane.iter().map(|text| endpoint(text, scheme));
                 let endpoints: Vec<Endpoint> = endpoints.collect::<Result<_, _>>()?;
-                let tls = self
-                    .identity
-                    .check(&endpoints, self.control_plane_file.is_some())?;
+                let tls = self.identity.check(&endpoints, self.control_plane_file.is_some())?;
                 let token = self.identity.token_file.clone();
                 let server_name = self.identity.tls_server_name.clone();
                 Ok(Source::ControlPlane {

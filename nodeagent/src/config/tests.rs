@@ -90,10 +90,7 @@ fn addresses_of_control_planes() {
     let Source::ControlPlane { endpoints, tls, .. } = config(all).source else {
         panic!("another source");
     };
-    let uris: Vec<_> = endpoints
-        .iter()
-        .map(|endpoint| endpoint.uri().to_string())
-        .collect();
+    let uris: Vec<_> = endpoints.iter().map(|endpoint| endpoint.uri().to_string()).collect();
     assert_eq!(
         uris,
         ["http://a:7465/", "http://b:99/", "http://[fd00::1]:1/"]
@@ -396,9 +393,7 @@ fn what_makes_no_sense_is_refused_in_one_line() {
         ),
     ];
     for (flags, reason) in cases {
-        let error = task(&format!("kp-nodeagent {flags}"))
-            .unwrap_err()
-            .to_string();
+        let error = task(&format!("kp-nodeagent {flags}")).unwrap_err().to_string();
         assert!(error.contains(reason), "{flags}: {error}");
         assert!(!error.contains('\n'), "{error}");
     }
@@ -564,10 +559,7 @@ fn i1_write_config_to_comes_before_everything_else() {
 fn i1_zeros_are_written_and_what_a_file_cannot_say_is_told() {
     let written = |flags: &str| {
         let checked = check(&format!("kp-nodeagent --write-config-to /f {flags}")).unwrap();
-        let reported = checked
-            .notes
-            .iter()
-            .any(|note| note.text.contains("minSyncPeriod"));
+        let reported = checked.notes.iter().any(|note| note.text.contains("minSyncPeriod"));
         let Task::WriteConfig { config, .. } = checked.task else {
             panic!("not what was asked");
         };

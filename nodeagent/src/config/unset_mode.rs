@@ -101,9 +101,7 @@ mod tests {
         assert!(is_unset(&loaded, None));
         assert!(!is_unset(&loaded, Some(backend::Kind::Iptables)));
         let served = || Served {
-            addresses: ["192.0.2.7", "127.0.0.1", "fd00::7"]
-                .map(|ip| ip.parse().unwrap())
-                .into(),
+            addresses: ["192.0.2.7", "127.0.0.1", "fd00::7"].map(|ip| ip.parse().unwrap()).into(),
             ports: [30_080, 30_443].into(),
         };
         let Note { text, .. } = note(&loaded, served());

@@ -7,9 +7,7 @@ use kplane_kube_proxy_config::GoDuration;
 /// Parses a time greater than 0, as Go writes it.
 pub(super) fn interval(text: &str) -> Result<Duration, &'static str> {
     let duration = text.parse::<GoDuration>().ok();
-    let duration = duration
-        .and_then(GoDuration::to_std)
-        .filter(|d| !d.is_zero());
+    let duration = duration.and_then(GoDuration::to_std).filter(|d| !d.is_zero());
     duration.ok_or("must be a duration greater than 0, such as 2s")
 }
 

@@ -204,9 +204,7 @@ impl Plane {
 
     pub(crate) fn collect(&self, pieces: Vec<pb::Update>) -> Update {
         let mut collector = Collector::new(self.epoch);
-        let mut updates = pieces
-            .into_iter()
-            .filter_map(|piece| collector.push(piece).unwrap());
+        let mut updates = pieces.into_iter().filter_map(|piece| collector.push(piece).unwrap());
         let update = updates.next().unwrap();
         assert!(updates.next().is_none(), "pieces of one update");
         update

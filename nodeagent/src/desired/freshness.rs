@@ -123,8 +123,7 @@ impl Offer {
             let known = self.0.contains_key(&*one.kind);
             if known || self.0.len() < MAX_KINDS && one.kind.len() <= MAX_TEXT {
                 let changed = changed.unwrap_or_else(|| seen.clone());
-                self.0
-                    .insert(one.kind.as_str().into(), Offered { seen, changed });
+                self.0.insert(one.kind.as_str().into(), Offered { seen, changed });
             }
         }
     }
@@ -231,9 +230,8 @@ mod tests {
 
     #[test]
     fn a_hostile_control_plane_fills_no_memory() {
-        let many: Vec<_> = (0..1_000)
-            .map(|kind| reported(&format!("kind-{kind}"), "1", ""))
-            .collect();
+        let many: Vec<_> =
+            (0..1_000).map(|kind| reported(&format!("kind-{kind}"), "1", "")).collect();
         let mut offer = offer(&many);
         assert_eq!(offer.0.len(), MAX_KINDS);
         offer.hear(&[

@@ -276,10 +276,7 @@ impl Desired {
     pub(super) fn keep_restored(&mut self) {
         let kept = self.objects.iter();
         let kept = kept.filter(|(_, slot)| slot.backing != Backing::Named);
-        self.held.gone = kept
-            .filter_map(|(key, _)| service_of(key))
-            .cloned()
-            .collect();
+        self.held.gone = kept.filter_map(|(key, _)| service_of(key)).cloned().collect();
         self.held.policies = usize::from(self.keeps_policies());
         "they were kept before the agent started".clone_into(&mut self.held.reason);
         self.held.date(now_ms());

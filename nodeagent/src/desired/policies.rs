@@ -59,8 +59,7 @@ impl Desired {
 
     /// Returns all parts of the NetworkPolicies.
     pub fn policies(&self) -> impl Iterator<Item = (&PolicyKey, &PolicyObject)> {
-        self.policy_slots()
-            .filter_map(|(key, slot)| Some((key, slot.policy()?)))
+        self.policy_slots().filter_map(|(key, slot)| Some((key, slot.policy()?)))
     }
 
     /// Returns whether there is a policy of any kind.
@@ -144,9 +143,7 @@ impl Desired {
     pub(super) fn release_policies(&mut self, dirty: &mut Dirty) {
         let kept = self.policy_slots();
         let kept = kept.filter(|(_, slot)| slot.backing == Backing::Unnamed);
-        let kept: Vec<_> = kept
-            .map(|(key, _)| DesiredKey::Policy(key.clone()))
-            .collect();
+        let kept: Vec<_> = kept.map(|(key, _)| DesiredKey::Policy(key.clone())).collect();
         for key in kept {
             self.remove(&key, dirty);
         }
@@ -178,13 +175,10 @@ impl Desired {
             }
             _ => false,
         };
-        let slots = self
-            .objects
-            .range(first..)
-            .map_while(|(key, slot)| match key {
-                DesiredKey::Policy(key) if discriminant(key) == kind => Some((key, slot)),
-                _ => None,
-            });
+        let slots = self.objects.range(first..).map_while(|(key, slot)| match key {
+            DesiredKey::Policy(key) if discriminant(key) == kind => Some((key, slot)),
+            _ => None,
+        });
         let kept = slots.filter(|(_, slot)| slot.backing == Backing::Unnamed);
         let outdated = kept.filter(|(_, slot)| slot.policy().is_some_and(overlaps));
         outdated.map(|(key, _)| key.clone()).collect()
@@ -192,8 +186,7 @@ impl Desired {
 
     /// Returns whether parts of NetworkPolicies are kept.
     pub(super) fn keeps_policies(&self) -> bool {
-        self.policy_slots()
-            .any(|(_, slot)| slot.backing == Backing::Unnamed)
+        self.policy_slots().any(|(_, slot)| slot.backing == Backing::Unnamed)
     }
 }
 

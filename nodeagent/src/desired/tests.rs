@@ -13,11 +13,7 @@ fn v4(name: &str) -> DesiredKey {
 }
 
 fn names(dirty: &Dirty) -> Vec<&str> {
-    dirty
-        .services
-        .iter()
-        .map(|key| &*key.service.name)
-        .collect()
+    dirty.services.iter().map(|key| &*key.service.name).collect()
 }
 
 /// Returns a control plane, and an agent in sync with it.

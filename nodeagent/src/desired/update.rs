@@ -273,10 +273,8 @@ impl Collector {
             return Err(Refusal::TooLarge);
         }
         // Deletions come first: if a piece deletes and sets the same name, the object stays.
-        self.changes
-            .extend(piece.deleted.into_iter().map(Change::Gone));
-        self.changes
-            .extend(piece.objects.into_iter().map(Change::Object));
+        self.changes.extend(piece.deleted.into_iter().map(Change::Gone));
+        self.changes.extend(piece.objects.into_iter().map(Change::Object));
         self.unpack(&piece.packed)?;
         let Some(end) = piece.end else {
             return Ok(None);

@@ -45,9 +45,7 @@ fn cleaner(backend: &Description, counts: ConntrackCounts) -> Result<Option<Clea
         return Ok(None);
     }
     let cleaner = Cleaner::start(counts);
-    cleaner
-        .map(Some)
-        .map_err(|error| cannot_start(&error.to_string()))
+    cleaner.map(Some).map_err(|error| cannot_start(&error.to_string()))
 }
 
 /// Builds a runtime for the timers of the engine's thread and the kernel's notifications.

@@ -111,9 +111,7 @@ impl Checkpoint {
     /// Decides whether the kernel may be touched. It may not if the agent does not know what the
     /// kernel serves and the control plane's data may lack some of it.
     fn consider(&mut self, first: bool, desired: &Desired, families: &mut [Pipeline], now: Now) {
-        let empty = Family::ALL
-            .into_iter()
-            .all(|family| desired.counts(family).services == 0);
+        let empty = Family::ALL.into_iter().all(|family| desired.counts(family).services == 0);
         let (confidence, doubt) = desired.confidence();
         let doubt = match confidence {
             Confidence::Confirmed => None,

@@ -165,8 +165,7 @@ impl Core {
                 "a control plane has answered: the node is not served from the cache file any more"
             );
         }
-        self.checkpoint
-            .taken(first, &self.desired, &mut self.families, now);
+        self.checkpoint.taken(first, &self.desired, &mut self.families, now);
         let released = self.desired.held_services() < held;
         let changed =
             dirty.node_changed || !dirty.services.is_empty() || !dirty.policies.is_empty();
@@ -225,9 +224,7 @@ impl Core {
             ..Applied::default()
         };
         // A Pod's policies are there before a Service leads to it.
-        let mut failed = self
-            .policies
-            .sync(&work.dirty, position, &self.desired, now);
+        let mut failed = self.policies.sync(&work.dirty, position, &self.desired, now);
         for pipeline in &mut self.families {
             let mut context = Context {
                 desired: &self.desired,
@@ -333,17 +330,14 @@ impl Core {
         );
         let mut errors = self.families.iter().filter_map(Pipeline::error);
         let error = errors.next().unwrap_or_default();
-        self.followers
-            .record(sync.clone(), &work.dirty, complete, error);
+        self.followers.record(sync.clone(), &work.dirty, complete, error);
         self.last_sync = Some(sync);
     }
 
     /// Returns when [`Core::tick`] has something to do.
     pub(super) fn due(&self) -> Option<Instant> {
         let families = self.families.iter().filter_map(Pipeline::due);
-        let due = families
-            .chain(self.policies.due())
-            .chain(self.checkpoint.due());
+        let due = families.chain(self.policies.due()).chain(self.checkpoint.due());
         due.chain(self.offline_start.due()).min()
     }
 
@@ -424,12 +418,7 @@ impl Core {
             stale_since_ms,
             cluster: self.desired.cluster(),
             freshness: self.desired.freshness().clone(),
-            failures: stale
-                .into_iter()
-                .chain(rejected)
-                .chain(failed)
-                .chain(deaf)
-                .collect(),
+            failures: stale.into_iter().chain(rejected).chain(failed).chain(deaf).collect(),
             last_sync: self.last_sync.clone(),
             counts: self.counts(),
             keeps: self.checkpoint.held(&self.desired),

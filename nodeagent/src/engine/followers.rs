@@ -212,8 +212,7 @@ impl Followers {
         if let Some(prestop) = &mut self.prestop {
             prestop.programmed(family, desired, dirty);
         }
-        self.health
-            .programmed(family, node, desired, dirty, is_refused);
+        self.health.programmed(family, node, desired, dirty, is_refused);
         self.count_no_local(family, desired, dirty);
         if let Some(connections) = &self.connections {
             learn(connections, family, desired, dirty);
@@ -291,10 +290,8 @@ fn learn(
             ours.for_each(look);
         }
         None => {
-            let all: HashSet<ServiceKey> = desired
-                .services(family)
-                .map(|view| view.0.port.key.clone())
-                .collect();
+            let all: HashSet<ServiceKey> =
+                desired.services(family).map(|view| view.0.port.key.clone()).collect();
             all.iter().for_each(look);
             connections.keep(family, &all);
         }

@@ -38,7 +38,6 @@ impl Now {
     /// Returns the wall clock by now, since the kernel may have taken its time.
     pub(super) fn moved_on_ms(self) -> u64 {
         let since = self.instant.elapsed().as_millis();
-        self.ms
-            .saturating_add(u64::try_from(since).unwrap_or(u64::MAX))
+        self.ms.saturating_add(u64::try_from(since).unwrap_or(u64::MAX))
     }
 }

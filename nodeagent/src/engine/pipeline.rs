@@ -168,8 +168,7 @@ impl Pipeline {
         self.excused.retract(position);
         let applied = self.applied.take_if(|applied| *applied == position);
         // What was read back of an earlier position is not what the kernel holds now.
-        self.verified
-            .take_if(|verified| applied.is_some() || *verified == position);
+        self.verified.take_if(|verified| applied.is_some() || *verified == position);
     }
 
     /// Records a change in the cluster that led to an update of this epoch.
@@ -259,10 +258,7 @@ impl Pipeline {
     /// Plans what was touched, or everything after a change of the node's facts or settings.
     fn plan(&mut self, dirty: &Dirty, everything: bool, context: &Context<'_>) -> Planned {
         let mut planner = Planner::new(context.desired, &context.settings.reserved);
-        let ours = dirty
-            .services
-            .iter()
-            .filter(|key| key.family == self.family);
+        let ours = dirty.services.iter().filter(|key| key.family == self.family);
         if !everything {
             ours.for_each(|key| planner.port(key, context.desired.service(key)));
             return planner.finish();
@@ -290,8 +286,7 @@ impl Pipeline {
     fn hold(&mut self, position: Position, context: &mut Context<'_>, now: Now) {
         self.applied = Some(position);
         // The agent may come back to that epoch, when the kernel holds something else.
-        self.verified
-            .take_if(|verified| verified.epoch != position.epoch);
+        self.verified.take_if(|verified| verified.epoch != position.epoch);
         self.ever_programmed = true;
         self.programmed_at_ms = now.ms;
         self.behind_since = None;
@@ -315,14 +310,10 @@ impl Pipeline {
             std::mem::take(&mut self.failures)
         } else {
             let keys = dirty.services.iter();
-            keys.filter_map(|key| self.failures.remove_entry(key))
-                .collect()
+            keys.filter_map(|key| self.failures.remove_entry(key)).collect()
         };
         let known = |key: &ServiceKey| before.get(key).or(self.failures.get(key));
-        if let Some(new) = failures
-            .iter()
-            .find(|failure| known(&failure.key).is_none())
-        {
+        if let Some(new) = failures.iter().find(|failure| known(&failure.key).is_none()) {
             tracing::warn!(
                 service = %new.key,
                 reason = new.reason,

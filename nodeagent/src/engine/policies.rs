@@ -203,9 +203,7 @@ impl Policies {
 
     /// Returns whether a family is to be tried again.
     pub(super) fn retry_is_due(&self, now: Now) -> bool {
-        self.families
-            .iter()
-            .any(|family| is_due(family.retry_at, now))
+        self.families.iter().any(|family| is_due(family.retry_at, now))
     }
 
     /// Repairs another program's changes, or reads a family back, if that is due. Returns whether it was.
@@ -300,12 +298,9 @@ impl PolicyFamily {
         }
         let objects: Vec<(PolicyKey, Option<&PolicyObject>)> = if complete {
             let all = desired.policies();
-            all.map(|(key, object)| (key.clone(), Some(object)))
-                .collect()
+            all.map(|(key, object)| (key.clone(), Some(object))).collect()
         } else {
-            keys.iter()
-                .map(|key| (key.clone(), desired.policy(key)))
-                .collect()
+            keys.iter().map(|key| (key.clone(), desired.policy(key))).collect()
         };
         let change = PolicyChange {
             objects: &objects,
@@ -425,11 +420,7 @@ impl PolicyFamily {
     fn is_needed(&self, desired: &Desired) -> bool {
         let mut pods = desired.local_pods();
         self.error.is_none()
-            || pods.any(|pod| {
-                pod.addresses
-                    .iter()
-                    .any(|ip| Family::of(*ip) == self.family)
-            })
+            || pods.any(|pod| pod.addresses.iter().any(|ip| Family::of(*ip) == self.family))
     }
 
     /// Records the result of reading the kernel back.

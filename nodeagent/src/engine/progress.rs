@@ -43,9 +43,7 @@ pub(super) fn common(
     let reached = reached?.into_iter().min_by_key(|at| progress(*at))?;
     let has_reached = |family: FamilyProgress| {
         let excused = family.excused.0.map(|(first, _)| first);
-        let is_past = family
-            .held
-            .is_some_and(|held| progress(held) >= progress(reached));
+        let is_past = family.held.is_some_and(|held| progress(held) >= progress(reached));
         is_past || excused.is_some_and(|first| progress(first) <= progress(reached))
     };
     families.all(has_reached).then_some(reached)

@@ -84,17 +84,12 @@ impl Scripted {
     fn pod_sources(&self, family: Family) -> Vec<Cidr> {
         let script = self.0.lock().unwrap();
         let node = script.nodes.get(&family);
-        node.map(|node| node.pod_sources.clone())
-            .unwrap_or_default()
+        node.map(|node| node.pod_sources.clone()).unwrap_or_default()
     }
 
     fn kernel(&self) -> Vec<String> {
         let script = self.0.lock().unwrap();
-        script
-            .kernel
-            .keys()
-            .map(|key| key.service.name.to_string())
-            .collect()
+        script.kernel.keys().map(|key| key.service.name.to_string()).collect()
     }
 }
 
@@ -120,9 +115,7 @@ impl Side for ScriptedSide {
             format!("{gone}{}", key.service.name)
         });
         let names = names.collect::<Vec<_>>().join(",");
-        script
-            .calls
-            .push(format!("apply {}{complete} {names}", change.family));
+        script.calls.push(format!("apply {}{complete} {names}", change.family));
         if script.broken.contains(&change.family) {
             return Err(refuse(change.family, "no such family"));
         }
@@ -270,11 +263,7 @@ impl Rig {
 
     /// Waits for the next thing that is due and does it; returns how long that took.
     fn next(&mut self) -> Duration {
-        let wait = self
-            .core
-            .due()
-            .unwrap()
-            .saturating_duration_since(self.now.instant);
+        let wait = self.core.due().unwrap().saturating_duration_since(self.now.instant);
         self.after(wait);
         self.core.tick(self.now);
         wait

@@ -39,9 +39,7 @@ impl PendingTriggers {
             // The clocks of two machines differ. A change that seems to be programmed before it
             // happened took no time.
             let latency_ms = at_ms.saturating_sub(trigger.at_ms);
-            counters
-                .programming
-                .observe(Duration::from_millis(latency_ms));
+            counters.programming.observe(Duration::from_millis(latency_ms));
             results.push(epoch, trigger.id, latency_ms);
         }
     }

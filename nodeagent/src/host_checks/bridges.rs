@@ -74,11 +74,7 @@ mod tests {
         let named = |seen: &HostFacts| unenforced(seen).map(|found| found.text);
         assert!(named(&seen).unwrap().contains("bridge-nf-call-ip6tables"));
         seen.bridges_pass_by = [false; 2];
-        assert!(
-            named(&seen)
-                .unwrap()
-                .contains("bridge-nf-filter-vlan-tagged")
-        );
+        assert!(named(&seen).unwrap().contains("bridge-nf-filter-vlan-tagged"));
         seen.tagged_pass_by = false;
         assert_eq!(named(&seen), None);
     }

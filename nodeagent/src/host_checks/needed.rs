@@ -44,14 +44,9 @@ impl Unset {
         let needed = needed.filter(|needed| localhost || !needed.for_loopback);
         let off = needed.filter(|needed| is_off(root, needed.key));
         let limits = sysctl::compare(root, conntrack).differ.into_iter();
-        let now: Vec<_> = off
-            .map(UnsetSetting::Off)
-            .chain(limits.filter_map(limit))
-            .collect();
+        let now: Vec<_> = off.map(UnsetSetting::Off).chain(limits.filter_map(limit)).collect();
         let before = std::mem::replace(&mut self.0, now.clone());
-        now.into_iter()
-            .filter(|setting| before.contains(setting))
-            .collect()
+        now.into_iter().filter(|setting| before.contains(setting)).collect()
     }
 }
 
@@ -172,9 +167,7 @@ mod tests {
         let text = "net.netfilter.nf_conntrack_tcp_timeout_established is 432000, not 86400";
         assert!(found.text.contains(text), "{}", found.text);
         assert!(
-            found
-                .fix
-                .contains("nf_conntrack_tcp_timeout_established=86400"),
+            found.fix.contains("nf_conntrack_tcp_timeout_established=86400"),
             "{}",
             found.fix
         );

@@ -7,18 +7,13 @@ use crate::desired::Desired;
 
 /// Returns findings about the ranges whose unknown addresses are cut off. Work: the Pods of the node.
 pub fn findings(desired: &Desired) -> impl Iterator<Item = Finding> {
-    let found = desired
-        .has_policies()
-        .then(|| [lost(desired), outside(desired)]);
+    let found = desired.has_policies().then(|| [lost(desired), outside(desired)]);
     found.into_iter().flatten().flatten()
 }
 
 /// Returns the finding that the Node object does not name its ranges any more.
 fn lost(desired: &Desired) -> Option<Finding> {
-    let lost: Vec<String> = desired
-        .lost_pod_ranges()
-        .map(|range| range.to_string())
-        .collect();
+    let lost: Vec<String> = desired.lost_pod_ranges().map(|range| range.to_string()).collect();
     let text = format!(
         "the Node object does not name the podCIDRs {} any more: unknown Pods in these last known ranges stay cut off",
         lost.join(", ")

@@ -215,9 +215,7 @@ impl FamilyCounters {
         if let Some(rules) = applied.rules {
             let pairs = self.rules.iter().zip(rules.total);
             let last = self.rules_last.iter().zip(rules.last);
-            pairs
-                .chain(last)
-                .for_each(|(gauge, count)| gauge.set(count));
+            pairs.chain(last).for_each(|(gauge, count)| gauge.set(count));
         }
     }
 

@@ -129,10 +129,7 @@ impl Rig {
     async fn get(&self, path: &str, accept: &str) -> (u16, String, String) {
         let request = Request::builder().uri(path).header("Accept", accept);
         let answer = self.metrics.respond(&request.body(()).unwrap());
-        let kind = answer.headers()["content-type"]
-            .to_str()
-            .unwrap()
-            .to_owned();
+        let kind = answer.headers()["content-type"].to_str().unwrap().to_owned();
         let status = answer.status().as_u16();
         let body = answer.into_body().collect().await.unwrap().to_bytes();
         (status, kind, String::from_utf8(body.to_vec()).unwrap())
@@ -189,11 +186,7 @@ fn described(text: &str) -> BTreeSet<String> {
 #[tokio::test]
 async fn h_every_name_type_and_label() {
     let text = Rig::new().scrape().await;
-    let expected: BTreeSet<_> = KUBE_PROXY
-        .lines()
-        .chain(OURS.lines())
-        .map(str::to_owned)
-        .collect();
+    let expected: BTreeSet<_> = KUBE_PROXY.lines().chain(OURS.lines()).map(str::to_owned).collect();
     let found = described(&text);
     let missing: Vec<_> = expected.difference(&found).collect();
     let foreign: Vec<_> = found.difference(&expected).collect();

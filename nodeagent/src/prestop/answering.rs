@@ -296,9 +296,8 @@ mod tests {
     async fn a_hook_without_a_place_waits_for_its_time() {
         let (answering, mut questions) = answering();
         let began = Instant::now();
-        let mut many: Vec<_> = (0..SHARE)
-            .map(|_| Box::pin(answering.outcome(pod(1), asked(300, 0))))
-            .collect();
+        let mut many: Vec<_> =
+            (0..SHARE).map(|_| Box::pin(answering.outcome(pod(1), asked(300, 0)))).collect();
         let ports = (1..=8).map(|port| Box::pin(answering.outcome(pod(2), asked(300, port))));
         many.extend(ports);
         assert!(many.iter_mut().all(|wait| wait.now_or_never().is_none()));

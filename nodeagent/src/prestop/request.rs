@@ -28,15 +28,11 @@ impl Asked {
         }
         let value = |wanted: &str| {
             let mut pairs = query.split('&').filter_map(|pair| pair.split_once('='));
-            pairs
-                .find(|(name, _)| *name == wanted)
-                .map(|(_, value)| value)
+            pairs.find(|(name, _)| *name == wanted).map(|(_, value)| value)
         };
         Some(Self {
             within: value("within").and_then(duration),
-            port: value("port")
-                .and_then(|port| port.parse().ok())
-                .unwrap_or(0),
+            port: value("port").and_then(|port| port.parse().ok()).unwrap_or(0),
         })
     }
 }

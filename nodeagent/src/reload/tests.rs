@@ -60,9 +60,7 @@ fn i3_what_can_be_is_taken_over_and_the_rest_waits() {
     assert_eq!(effective.cluster_cidr, "11.0.0.0/8");
     assert_eq!(effective.nftables.masquerade_bit, 14, "needs a restart");
     // Fields that wait for a restart keep waiting, and do not block others.
-    let settings = rig
-        .say("clusterCIDR: 12.0.0.0/8\nnftables: {masqueradeBit: 7}\n")
-        .unwrap();
+    let settings = rig.say("clusterCIDR: 12.0.0.0/8\nnftables: {masqueradeBit: 7}\n").unwrap();
     assert_eq!(settings.cluster_cidrs, ["12.0.0.0/8".parse().unwrap()]);
     assert!(!settings.masquerade_all);
 }
@@ -90,10 +88,7 @@ fn i3_a_file_that_says_the_same_is_no_change() {
         None
     );
     assert!(!changes.has_changed().unwrap());
-    assert!(
-        rig.say("logging: {verbosity: 4}\nclusterCIDR: 10.0.0.0/8\n")
-            .is_some()
-    );
+    assert!(rig.say("logging: {verbosity: 4}\nclusterCIDR: 10.0.0.0/8\n").is_some());
     assert_eq!(changes.borrow_and_update().logging.verbosity, 4);
 }
 

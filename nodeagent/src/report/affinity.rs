@@ -69,9 +69,7 @@ fn wire(client: &AffinityClient) -> pb::RememberedClient {
     pb::RememberedClient {
         port: u32::try_from(client.port).unwrap_or(u32::MAX),
         client: client.client.to_string(),
-        endpoint: client
-            .endpoint
-            .map_or_else(String::new, |at| at.to_string()),
+        endpoint: client.endpoint.map_or_else(String::new, |at| at.to_string()),
         expires_s: client.expires.map(|expires| expires.as_secs()),
     }
 }

@@ -45,9 +45,7 @@ pub(super) fn answer(service: &ServiceName, local_endpoints: u32, healthy: bool)
         StatusCode::SERVICE_UNAVAILABLE
     };
     let mut answer = http::answer(status, http::JSON, bytes);
-    answer
-        .headers_mut()
-        .insert(WEIGHT, HeaderValue::from(local_endpoints));
+    answer.headers_mut().insert(WEIGHT, HeaderValue::from(local_endpoints));
     answer
 }
 

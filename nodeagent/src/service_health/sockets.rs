@@ -71,9 +71,7 @@ fn own_addresses() -> io::Result<Vec<IpAddr>> {
         IpAddr::V4(_) => true,
         IpAddr::V6(ip) => !ip.is_unicast_link_local(),
     };
-    let addresses = kplane_dataplane::own_addresses::<Vec<IpAddr>>()?
-        .into_iter()
-        .filter(is_plain);
+    let addresses = kplane_dataplane::own_addresses::<Vec<IpAddr>>()?.into_iter().filter(is_plain);
     Ok(addresses.collect())
 }
 

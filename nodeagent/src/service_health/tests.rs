@@ -153,8 +153,7 @@ impl Rig {
         let dirty = (!first).then_some(&dirty);
         for family in Family::ALL {
             let refused = |name: &ServiceName| refused.contains(&&*name.name);
-            self.publisher
-                .programmed(family, &self.node, &self.desired, dirty, refused);
+            self.publisher.programmed(family, &self.node, &self.desired, dirty, refused);
         }
     }
 
@@ -317,8 +316,7 @@ async fn a25_a_port_changes_hands() {
     let mut rig = Rig::new(&LOOPBACK);
     rig.put([checked("b", "", Family::V4, port)]);
     becomes(v4(port), "/", 503).await;
-    rig.plane
-        .delete(&DesiredKey::Service(key_of("b", Family::V4)));
+    rig.plane.delete(&DesiredKey::Service(key_of("b", Family::V4)));
     rig.put([checked("a", "", Family::V4, port)]);
     let is_a = |reply: Option<&Reply>| reply.is_some_and(|r| r.body.contains("\"name\": \"a\""));
     until(v4(port), "/", is_a).await;
@@ -390,13 +388,11 @@ async fn a_complete_sync_closes_what_is_gone() {
         checked("web", "", Family::V4, gone),
     ]);
     becomes(v4(gone), "/", 503).await;
-    rig.plane
-        .delete(&DesiredKey::Service(key_of("web", Family::V4)));
+    rig.plane.delete(&DesiredKey::Service(key_of("web", Family::V4)));
     rig.desired.apply(rig.plane.snapshot_update()).unwrap();
     let all: BTreeSet<_> = all_targets(&rig.desired, Family::V4).into_keys().collect();
     assert_eq!(all, BTreeSet::from([ServiceName::new("shop", "kept")]));
-    rig.publisher
-        .programmed(Family::V4, &rig.node, &rig.desired, None, |_| false);
+    rig.publisher.programmed(Family::V4, &rig.node, &rig.desired, None, |_| false);
     until(v4(gone), "/", |reply| reply.is_none()).await;
     assert_eq!(get(v4(kept), "/").await.unwrap().status, 503);
 }

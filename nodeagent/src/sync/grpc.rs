@@ -110,9 +110,8 @@ impl Grpc {
         let tls = self.credentials.tls.as_ref().map(Follower::current);
         let server_name = self.credentials.server_name.clone();
         let places = replica.place.into_iter().collect();
-        let connected = endpoint
-            .connect_with_connector(self.dialer.to(places, tls, server_name))
-            .await;
+        let connected =
+            endpoint.connect_with_connector(self.dialer.to(places, tls, server_name)).await;
         connected.map_err(|error| cannot_connect(&self.address(replica), &chain(&error)))
     }
 
@@ -159,9 +158,7 @@ async fn opened(
     let answer = AssertUnwindSafe(client.sync(request)).catch_unwind().await;
     let stream = answer.map_err(panicked)??.into_inner();
     let stream = AssertUnwindSafe(stream).catch_unwind();
-    Ok(stream
-        .map(move |message| message.map_err(panicked).flatten())
-        .boxed())
+    Ok(stream.map(move |message| message.map_err(panicked).flatten()).boxed())
 }
 
 /// Returns the replicas at all addresses of a URL.
@@ -210,15 +207,11 @@ fn listed_place(text: &str) -> Option<SocketAddr> {
 
 impl Transport for Grpc {
     fn find(&self) -> impl Future<Output = Vec<Found>> + Send + 'static {
-        let found = self
-            .targets
-            .iter()
-            .enumerate()
-            .map(|(url, target)| match target {
-                Connector::Remote(endpoint) => look_up(url, endpoint.uri().clone()).boxed(),
-                Connector::Listed(_, file) => read_list(url, file.clone()).boxed(),
-                Connector::InProcess(_) => ready(Ok(vec![Replica { place: None, url }])).boxed(),
-            });
+        let found = self.targets.iter().enumerate().map(|(url, target)| match target {
+            Connector::Remote(endpoint) => look_up(url, endpoint.uri().clone()).boxed(),
+            Connector::Listed(_, file) => read_list(url, file.clone()).boxed(),
+            Connector::InProcess(_) => ready(Ok(vec![Replica { place: None, url }])).boxed(),
+        });
         join_all(found.collect::<Vec<_>>())
     }
 

@@ -194,9 +194,7 @@ impl Live {
             }
             Event::Silent => return Err(Lost::Silent(SILENCE)),
             Event::Reported(Ok(())) => {
-                self.due.report |= self
-                    .report_pacing
-                    .observe(&self.reports.borrow_and_update());
+                self.due.report |= self.report_pacing.observe(&self.reports.borrow_and_update());
             }
             Event::BeatDue => self.due.beat = true,
             Event::ReportDue => self.due.report = true,
@@ -456,8 +454,6 @@ impl Due {
 
 impl fmt::Debug for Live {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Live")
-            .field("epoch", &self.epoch)
-            .finish_non_exhaustive()
+        f.debug_struct("Live").field("epoch", &self.epoch).finish_non_exhaustive()
     }
 }

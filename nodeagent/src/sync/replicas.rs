@@ -106,8 +106,7 @@ impl Replicas {
     pub(super) fn begin_round(&mut self, found: Vec<Found>, now: Instant) -> Vec<OpenError> {
         let failures = self.learn(found);
         let order = self.order();
-        self.resting
-            .retain(|replica, until| order.contains(replica) && *until > now);
+        self.resting.retain(|replica, until| order.contains(replica) && *until > now);
         self.cut_off.retain(|replica, _| order.contains(replica));
         self.failed.retain(|replica, _| order.contains(replica));
         self.older.retain(|replica| order.contains(replica));
@@ -343,10 +342,7 @@ impl Replicas {
     /// Returns all replicas, each address once, the agent's favourite first.
     fn order(&self) -> Vec<Replica> {
         let mut places = BTreeSet::new();
-        let mut order: Vec<_> = self
-            .all()
-            .filter(|replica| places.insert(replica.place))
-            .collect();
+        let mut order: Vec<_> = self.all().filter(|replica| places.insert(replica.place)).collect();
         order.sort_by_cached_key(|replica| {
             let in_zone = self.in_zone.get(replica).copied().flatten();
             let distance = match in_zone {

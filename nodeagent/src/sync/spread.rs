@@ -65,8 +65,6 @@ impl Look {
 
 impl fmt::Debug for Look {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Look")
-            .field("at", &self.at)
-            .finish_non_exhaustive()
+        f.debug_struct("Look").field("at", &self.at).finish_non_exhaustive()
     }
 }

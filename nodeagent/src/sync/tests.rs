@@ -118,9 +118,7 @@ struct Server {
 
 impl Server {
     fn say(&self, kind: server_message::Kind) {
-        self.send
-            .send(Ok(ServerMessage { kind: Some(kind) }))
-            .unwrap();
+        self.send.send(Ok(ServerMessage { kind: Some(kind) })).unwrap();
     }
 
     fn welcome(&self, epoch: u64) {
@@ -192,8 +190,7 @@ impl Server {
     }
 
     async fn applied(&mut self, revision: u64) -> pb::Report {
-        self.report(|report| report.applied_revision == revision)
-            .await
+        self.report(|report| report.applied_revision == revision).await
     }
 
     /// Waits until the client gives the stream up.
@@ -251,10 +248,7 @@ impl Rig {
     }
 
     async fn opened(&mut self) -> Server {
-        timeout(PATIENCE, self.servers.recv())
-            .await
-            .unwrap()
-            .unwrap()
+        timeout(PATIENCE, self.servers.recv()).await.unwrap().unwrap()
     }
 
     /// Returns a stream over which all of `plane` was applied.

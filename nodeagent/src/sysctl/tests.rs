@@ -34,11 +34,7 @@ fn read(root: &Path, name: &str) -> u64 {
 }
 
 fn hashsize(root: &Path) -> u64 {
-    fs::read_to_string(root.join(HASHSIZE))
-        .unwrap()
-        .trim()
-        .parse()
-        .unwrap()
+    fs::read_to_string(root.join(HASHSIZE)).unwrap().trim().parse().unwrap()
 }
 
 #[test]

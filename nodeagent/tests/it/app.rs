@@ -220,9 +220,7 @@ async fn health_begins_when_the_kernel_holds_the_first_snapshot() {
     let mut gate = Some(gate);
     let side = move |_| Box::new(Gated(gate.take(), Noop::default())) as Box<dyn Side>;
     let backend = move || Ok(noop::open_with(side));
-    let agent = app::build_with(config("n1", source), backend)
-        .await
-        .unwrap();
+    let agent = app::build_with(config("n1", source), backend).await.unwrap();
     let address = agent.healthz_addr.unwrap();
     reported(&agent, |report| report.held.is_some()).await;
     let (status, body) = get(address, "/healthz").await;
@@ -346,9 +344,7 @@ async fn a_dead_agent_holds_nothing_for_sure() {
     assert!(nodes[0].programmed, "{nodes:#?}");
     assert_eq!((&*nodes[1].node, nodes[1].programmed), ("n2", false));
     assert!(
-        nodes[1]
-            .reason
-            .starts_with("unknown: the agent is not connected"),
+        nodes[1].reason.starts_with("unknown: the agent is not connected"),
         "{nodes:#?}"
     );
 }
@@ -390,11 +386,7 @@ async fn h_the_latency_of_a_change_is_measured_and_told() {
         (1, measured, measured)
     );
     let mut client = status_client(&agent).await;
-    let description = client
-        .describe_service(shop("web"))
-        .await
-        .unwrap()
-        .into_inner();
+    let description = client.describe_service(shop("web")).await.unwrap().into_inner();
     let change = description.nodes[0].last_change.unwrap();
     assert_eq!(change.latency_ms, measured);
     assert!(change.at_ms > 0 && change.at_ms <= description.now_ms);
@@ -446,10 +438,7 @@ fn services(numbers: std::ops::Range<usize>) -> String {
 
 async fn ended(agent: app::Bound) {
     agent.shutdown_token().cancel();
-    tokio::time::timeout(DEADLINE, agent.wait())
-        .await
-        .unwrap()
-        .unwrap();
+    tokio::time::timeout(DEADLINE, agent.wait()).await.unwrap().unwrap();
 }
 
 /// Seen: a standalone agent that began anew beside a folder with one syntax error, a half-written
@@ -503,8 +492,7 @@ async fn a_restart_beside_a_broken_folder_keeps_everything_and_says_so() {
         let node = becomes_held(&agent).await;
         assert!(node.last_error.starts_with("keeps "), "{node:?}");
         assert!(
-            node.last_error
-                .ends_with("fix the source, or run `kpctl approve`"),
+            node.last_error.ends_with("fix the source, or run `kpctl approve`"),
             "{node:?}"
         );
         let (_, health) = get(agent.healthz_addr.unwrap(), "/healthz?verbose").await;

@@ -55,11 +55,7 @@ fn a_wrong_configuration_is_one_line_and_exit_code_1() {
         assert!(lines[0].starts_with("kp-nodeagent: "), "{stderr}");
     }
     assert_eq!(
-        binary(&["--help"])
-            .stdout(Stdio::null())
-            .status()
-            .unwrap()
-            .code(),
+        binary(&["--help"]).stdout(Stdio::null()).status().unwrap().code(),
         Some(0)
     );
 }
@@ -175,9 +171,7 @@ fn i1_what_is_written_is_read_and_written_again_as_the_same() {
         "/kube-proxy-config/tests/data/kubeadm.conf"
     );
     for (from, to) in [(kubeadm, &first), (&*first, &second)] {
-        let output = binary(&["--config", from, "--write-config-to", to])
-            .output()
-            .unwrap();
+        let output = binary(&["--config", from, "--write-config-to", to]).output().unwrap();
         assert_eq!(
             (output.status.code(), stderr(&output)),
             (Some(0), String::new())
@@ -189,9 +183,7 @@ fn i1_what_is_written_is_read_and_written_again_as_the_same() {
         "{written}"
     );
     assert_eq!(written, fs::read_to_string(second).unwrap());
-    let nowhere = binary(&["--write-config-to", "/no/such/file"])
-        .output()
-        .unwrap();
+    let nowhere = binary(&["--write-config-to", "/no/such/file"]).output().unwrap();
     assert_eq!(nowhere.status.code(), Some(1));
     assert!(stderr(&nowhere).contains("/no/such/file: cannot be written: No such file"));
 }
@@ -217,9 +209,7 @@ fn i1_help_mentions_the_groups() {
 /// I5: one line until the set-up is there, and exit code 0.
 #[test]
 fn i5_init_only_ends() {
-    let output = binary(&["--init-only", "--conntrack-max-per-core=0"])
-        .output()
-        .unwrap();
+    let output = binary(&["--init-only", "--conntrack-max-per-core=0"]).output().unwrap();
     assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
 }
 
@@ -277,9 +267,7 @@ fn i3_the_log_level_follows_the_file_and_the_rest_is_said() {
         "{fields}logging: {{verbosity: 6}}\nconntrack: {{min: 7}}\n"
     ));
     let applied = agent.until("these fields are applied");
-    let restart = applied
-        .iter()
-        .find(|line| line.contains("restart the agent"));
+    let restart = applied.iter().find(|line| line.contains("restart the agent"));
     assert!(restart.unwrap().contains("conntrack.min"), "{applied:?}");
     assert!(
         applied.last().unwrap().contains("logging.verbosity"),
@@ -304,9 +292,7 @@ fn i7_what_a_file_means_is_told_before_it_counts() {
     let (_folder, config, _) = folder("clusterCIDR: 10.0.0.0/8\n");
     let (code, stdout) = check_config(&config);
     assert_eq!(code, Some(2), "{stdout}");
-    let warning = stdout
-        .lines()
-        .find(|l| l.starts_with("warning: mode is not set"));
+    let warning = stdout.lines().find(|l| l.starts_with("warning: mode is not set"));
     let warning = warning.unwrap_or_else(|| panic!("{stdout}"));
     for part in ["No longer served: ", "127.0.0.1", "nodePortAddresses: ["] {
         assert!(warning.contains(part), "{part}: {warning}");
@@ -321,9 +307,7 @@ fn i7_what_a_file_means_is_told_before_it_counts() {
 #[test]
 fn cleanup_is_safe_twice() {
     for _ in 0..2 {
-        let output = binary(&["--cleanup", "--backend", "noop"])
-            .output()
-            .unwrap();
+        let output = binary(&["--cleanup", "--backend", "noop"]).output().unwrap();
         assert_eq!(
             (output.status.code(), stderr(&output)),
             (Some(0), String::new())
@@ -385,10 +369,7 @@ fn a_cache_that_cannot_be_written_is_one_warning() {
         .unwrap();
     let mut log = BufReader::new(child.stderr.take().unwrap()).lines();
     let says = |line: &str| line.contains("cannot write the cache");
-    let first = log
-        .by_ref()
-        .map(|line| line.unwrap())
-        .find(|line| says(line));
+    let first = log.by_ref().map(|line| line.unwrap()).find(|line| says(line));
     assert!(first.is_some_and(|line| line.contains("WARN")));
     // It is written once more at the end.
     let pid = Pid::from_raw(child.id().try_into().unwrap());

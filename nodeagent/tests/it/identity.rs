@@ -175,10 +175,7 @@ fn shown(path: &Path) -> String {
 async fn serves(agent: &app::Bound) {
     let mut reports = agent.reports();
     let served = reports.wait_for(|report| report.held.is_some() && report.applied == report.held);
-    tokio::time::timeout(DEADLINE, served)
-        .await
-        .unwrap()
-        .unwrap();
+    tokio::time::timeout(DEADLINE, served).await.unwrap().unwrap();
 }
 
 /// Waits until an agent knows why it has no connection.
@@ -200,9 +197,7 @@ async fn refused(agent: &app::Bound, reason: &str) {
 async fn an_agent_speaks_for_the_node_of_its_certificate_alone() {
     let (certs, strangers) = (Certs::new(), Certs::new());
     let plane = Plane::start(&certs).await;
-    let mine = plane
-        .agent("n1", &certs, Some(certs.pair("nodes/n1")))
-        .await;
+    let mine = plane.agent("n1", &certs, Some(certs.pair("nodes/n1"))).await;
     serves(&mine).await;
     for (own, reason) in [
         (
@@ -217,9 +212,7 @@ async fn an_agent_speaks_for_the_node_of_its_certificate_alone() {
         let thief = plane.agent("n1", &certs, own).await;
         refused(&thief, reason).await;
     }
-    let careful = plane
-        .agent("n2", &strangers, Some(strangers.pair("nodes/n2")))
-        .await;
+    let careful = plane.agent("n2", &strangers, Some(strangers.pair("nodes/n2"))).await;
     refused(&careful, "invalid peer certificate").await;
     // Nobody has pushed the agent aside meanwhile.
     assert!(mine.connection().borrow().live);
@@ -299,15 +292,10 @@ async fn users_read_and_administrators_act() {
             "{own:?}"
         );
     }
-    let stranger = plane
-        .status(&certs, Some(strangers.pair("users/bob")))
-        .await;
+    let stranger = plane.status(&certs, Some(strangers.pair("users/bob"))).await;
     let failed = match stranger {
         Err(_) => true,
-        Ok(mut client) => client
-            .get_fleet(pb::GetFleetRequest::default())
-            .await
-            .is_err(),
+        Ok(mut client) => client.get_fleet(pb::GetFleetRequest::default()).await.is_err(),
     };
     assert!(failed);
 }
@@ -317,9 +305,7 @@ async fn users_read_and_administrators_act() {
 async fn certificates_may_be_renewed_under_way() {
     let certs = Certs::new();
     let plane = Plane::start(&certs).await;
-    let first = plane
-        .agent("n1", &certs, Some(certs.pair("nodes/n1")))
-        .await;
+    let first = plane.agent("n1", &certs, Some(certs.pair("nodes/n1"))).await;
     serves(&first).await;
     let before = std::fs::read(certs.file("ca.crt")).unwrap();
     let again = Command::Init {
@@ -329,9 +315,7 @@ async fn certificates_may_be_renewed_under_way() {
     assert_eq!(certs::run(&again).unwrap().len(), 2, "the authority stays");
     assert_eq!(std::fs::read(certs.file("ca.crt")).unwrap(), before);
     tokio::time::sleep(kplane_tls::INTERVAL * 2).await;
-    let second = plane
-        .agent("n2", &certs, Some(certs.pair("nodes/n2")))
-        .await;
+    let second = plane.agent("n2", &certs, Some(certs.pair("nodes/n2"))).await;
     serves(&second).await;
     assert!(first.connection().borrow().live);
 }
@@ -344,9 +328,7 @@ async fn plain_text_is_refused_on_addresses_of_others() {
         protection: control_plane::Protection::PlainText { exposed: insecure },
         ..control_plane::Config::new(control_plane::Origin::Manifests("/dev/null".into()))
     };
-    let error = control_plane::build(config("0.0.0.0:0", false))
-        .await
-        .unwrap_err();
+    let error = control_plane::build(config("0.0.0.0:0", false)).await.unwrap_err();
     assert!(error.to_string().contains("--insecure"), "{error}");
     for (listen, insecure) in [
         ("127.0.0.1:0", false),
@@ -364,10 +346,7 @@ fn keys_are_private_and_names_are_names() {
     use std::os::unix::fs::PermissionsExt as _;
     let certs = Certs::new();
     for key in ["ca.key", "server.key", "nodes/n1.key", "users/alice.key"] {
-        let mode = std::fs::metadata(certs.file(key))
-            .unwrap()
-            .permissions()
-            .mode();
+        let mode = std::fs::metadata(certs.file(key)).unwrap().permissions().mode();
         assert_eq!(mode & 0o777, 0o600, "{key}");
     }
     for name in ["../n1", "", ".n1", "a/b", "a\nb"] {
@@ -405,10 +384,7 @@ async fn health_is_served_inside_tls_to_callers_without_a_certificate() {
     let stream = TcpStream::connect(address).await.unwrap();
     let config = Some(config.into());
     let mut stream = greet(stream, config, "localhost").await.unwrap();
-    stream
-        .write_all(b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n")
-        .await
-        .unwrap();
+    stream.write_all(b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n").await.unwrap();
     let mut answer = String::new();
     stream.read_to_string(&mut answer).await.unwrap();
     assert!(answer.starts_with("HTTP/1.1 200 OK"), "{answer}");

@@ -105,12 +105,7 @@ async fn i3_a_config_map_that_changes_is_taken_over_without_a_restart() {
     let agent = app::build_with(config(&map, manifests.path()), open);
     let agent = agent.await.unwrap();
     let mut configuration = agent.configuration();
-    assert!(
-        !pods(&mut reported, "10.0.0.0/8")
-            .await
-            .unmasqueraded_sources
-            .is_empty()
-    );
+    assert!(!pods(&mut reported, "10.0.0.0/8").await.unmasqueraded_sources.is_empty());
 
     // A file that makes no sense is passed over: the next one counts.
     map.publish("..2", "clusterCIDR: nonsense\n");
@@ -127,8 +122,5 @@ async fn i3_a_config_map_that_changes_is_taken_over_without_a_restart() {
     assert_eq!(now.cluster_cidr, "11.0.0.0/8");
 
     agent.shutdown_token().cancel();
-    tokio::time::timeout(DEADLINE, agent.wait())
-        .await
-        .unwrap()
-        .unwrap();
+    tokio::time::timeout(DEADLINE, agent.wait()).await.unwrap().unwrap();
 }

@@ -112,9 +112,7 @@ async fn agents_spread_over_control_planes_and_leave_a_dead_one_without_a_snapsh
     let folder = manifests();
     let later = unused();
     let anywhere = SocketAddr::from(([127, 0, 0, 1], 0));
-    let mut planes: Vec<_> = (0..3)
-        .map(|_| Plane::start(folder.path(), anywhere))
-        .collect();
+    let mut planes: Vec<_> = (0..3).map(|_| Plane::start(folder.path(), anywhere)).collect();
     let mut addresses: Vec<_> = planes.iter().map(|plane| plane.address).collect();
     addresses.push(later);
     let epochs = |planes: &[Plane]| -> BTreeSet<u64> { planes.iter().map(|p| p.epoch).collect() };
@@ -239,19 +237,14 @@ async fn a_frozen_agent_that_restarts_serves_what_its_cache_has() {
     };
     plane.hub.orders.order(&order(true)).await.unwrap();
     reported(&frozen, true).await;
-    let more = WEB
-        .replace("name: web", "name: more")
-        .replace("0.10", "0.11");
+    let more = WEB.replace("name: web", "name: more").replace("0.10", "0.11");
     std::fs::write(folder.path().join("more.yaml"), more).unwrap();
     let other = agent("other", &[address]).await;
     serves(&other, 2).await;
     assert_eq!(frozen.reports().borrow().counts.services, 1);
 
     frozen.shutdown_token().cancel();
-    tokio::time::timeout(DEADLINE, frozen.wait())
-        .await
-        .unwrap()
-        .unwrap();
+    tokio::time::timeout(DEADLINE, frozen.wait()).await.unwrap().unwrap();
     plane.kill();
     let plane = Plane::start(folder.path(), address);
     let frozen = agent_with("frozen", &[address], Some(cache.path())).await;

@@ -189,9 +189,7 @@ impl Plane {
         for agent in agents {
             let mut reports = agent.reports();
             let held = reports.wait_for(|report| {
-                let applied = report
-                    .applied
-                    .filter(|applied| applied.revision == revision);
+                let applied = report.applied.filter(|applied| applied.revision == revision);
                 applied.is_some() && report.applied == report.held && report.failures.is_empty()
             });
             timeout(DEADLINE, held).await.unwrap().unwrap();
@@ -365,9 +363,7 @@ impl Probes {
                     let mut reported = reported.lock().unwrap();
                     reported.0 += 2;
                     let failed = [tried.0, tried.1].into_iter().filter_map(Result::err);
-                    reported
-                        .1
-                        .extend(failed.map(|status| format!("{status:?}")));
+                    reported.1.extend(failed.map(|status| format!("{status:?}")));
                 }
                 sleep(PAUSE).await;
             }

@@ -122,10 +122,7 @@ fn run(mut command: Command, folder: &Path, manifests: &Path, flags: &[String]) 
     command.arg("--manifests").arg(manifests);
     command.arg("--hosts-file").arg(folder.join("hosts"));
     command.args(flags);
-    command
-        .current_dir("/")
-        .stderr(Stdio::null())
-        .stdout(Stdio::null());
+    command.current_dir("/").stderr(Stdio::null()).stdout(Stdio::null());
     if nix::unistd::geteuid().is_root() {
         command.uid(NOBODY).gid(NOBODY);
     }
@@ -135,9 +132,7 @@ fn run(mut command: Command, folder: &Path, manifests: &Path, flags: &[String]) 
 /// Returns the address at which the file lists a port of the Service.
 fn listed(folder: &Path) -> Option<SocketAddr> {
     let text = std::fs::read_to_string(folder.join("hosts")).ok()?;
-    let line = text
-        .lines()
-        .find(|line| line.contains("http port 80/TCP"))?;
+    let line = text.lines().find(|line| line.contains("http port 80/TCP"))?;
     line.rsplit(' ').next()?.parse().ok()
 }
 
@@ -174,9 +169,7 @@ fn u51_a_process_without_rights_serves_on_loopback() {
 
     write_service(&manifests, node_port.port(), &[servers[1]]);
     eventually("the endpoint is gone", || {
-        (0..6)
-            .all(|_| answer(at).is_ok_and(|port| port == ports[1]))
-            .then_some(())
+        (0..6).all(|_| answer(at).is_ok_and(|port| port == ports[1])).then_some(())
     });
     // U10: without endpoints, there is no listener.
     write_service(&manifests, node_port.port(), &[]);

@@ -182,10 +182,7 @@ impl Side for KernelSide {
             state.drifted[place].clear();
         }
         state.written[place] = (after.clone(), failed.clone());
-        let silent = state
-            .silent
-            .take_if(|family| *family == self.family)
-            .is_some();
+        let silent = state.silent.take_if(|family| *family == self.family).is_some();
         drop(state);
         let mut ledger = lock(&self.kernel.ledger);
         ledger.applied(self.kernel.node, self.family, (&before, &after), &failed);
@@ -202,11 +199,7 @@ impl Side for KernelSide {
         if !state.drifted[place].is_empty() {
             return Ok(Verification::Drifted("a Service is gone".to_owned()));
         }
-        if state.written[place]
-            .1
-            .iter()
-            .any(|key| state.refused != Some(key.0))
-        {
+        if state.written[place].1.iter().any(|key| state.refused != Some(key.0)) {
             return Ok(Verification::Outdated("a Service fits now".to_owned()));
         }
         Ok(Verification::Equal)
@@ -222,9 +215,7 @@ impl Side for KernelSide {
     }
 
     fn has_services(&mut self) -> bool {
-        !lock(&self.kernel.state).written[self.family as usize]
-            .0
-            .is_empty()
+        !lock(&self.kernel.state).written[self.family as usize].0.is_empty()
     }
 }
 

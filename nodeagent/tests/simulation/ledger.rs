@@ -166,13 +166,10 @@ impl Ledger {
         }
         let nodes = u8::try_from(self.agents.len()).unwrap_or(0);
         let side = |node, family| Arc::new(expected(&view.objects, node, family));
-        let states: Vec<_> = (0..nodes)
-            .map(|node| Family::ALL.map(|family| side(node, family)))
-            .collect();
-        let hashes: Vec<_> = states
-            .iter()
-            .map(|sides| sides.each_ref().map(|side| hash(side)))
-            .collect();
+        let states: Vec<_> =
+            (0..nodes).map(|node| Family::ALL.map(|family| side(node, family))).collect();
+        let hashes: Vec<_> =
+            states.iter().map(|sides| sides.each_ref().map(|side| hash(side))).collect();
         self.note(("published", at, &hashes), || {
             format!("epoch {} publishes revision {}", at.0, at.1)
         });
@@ -238,10 +235,7 @@ impl Ledger {
             notes.delivered.pop_front();
         }
         if let Some(published) = self.published.get(&at) {
-            for (family, side) in Family::ALL
-                .into_iter()
-                .zip(&published.nodes[usize::from(node)])
-            {
+            for (family, side) in Family::ALL.into_iter().zip(&published.nodes[usize::from(node)]) {
                 notes.knows(family, side);
             }
         }
@@ -276,9 +270,7 @@ fn missing(view: &View, truth: &Truth) -> BTreeSet<u8> {
     let serving = |objects| {
         let side: Side = expected(objects, u8::MAX, Family::V4);
         let serving = side.iter().filter(|(_, entry)| entry.serves());
-        serving
-            .map(|((service, _), _)| *service)
-            .collect::<BTreeSet<_>>()
+        serving.map(|((service, _), _)| *service).collect::<BTreeSet<_>>()
     };
     let now = serving(truth.now());
     let (there, has) = (serving(&there), serving(&view.objects));
@@ -292,11 +284,7 @@ fn missing(view: &View, truth: &Truth) -> BTreeSet<u8> {
 /// Returns the Services of a family, each with the number of its endpoints.
 pub(crate) fn names(side: &Side) -> String {
     let one = |((service, port), entry): (&Key, &Entry)| {
-        let most = entry
-            .places
-            .iter()
-            .map(|(_, place)| place.endpoints.len())
-            .max();
+        let most = entry.places.iter().map(|(_, place)| place.endpoints.len()).max();
         format!("s{service}:{port}({})", most.unwrap_or(0))
     };
     let all: Vec<String> = side.iter().map(one).collect();

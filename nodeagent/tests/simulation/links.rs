@@ -56,28 +56,20 @@ impl Links {
 
     pub(crate) fn set_apart(&mut self, mask: u8, time: Duration) {
         let until = Instant::now() + time;
-        let apart = (0_u8..)
-            .zip(&mut self.apart)
-            .filter(|(node, _)| mask >> node & 1 == 1);
+        let apart = (0_u8..).zip(&mut self.apart).filter(|(node, _)| mask >> node & 1 == 1);
         apart.for_each(|(_, apart)| *apart = (*apart).max(until));
     }
 
     pub(crate) fn set_split(&mut self, mask: u8, time: Duration) {
         let until = Instant::now() + time;
         self.split = (mask, until);
-        let split = (0_u8..)
-            .zip(&mut self.out_of_reach)
-            .filter(|(node, _)| mask >> node & 1 == 1);
+        let split = (0_u8..).zip(&mut self.out_of_reach).filter(|(node, _)| mask >> node & 1 == 1);
         split.for_each(|(_, out)| *out = (*out).max(until));
     }
 
     pub(crate) fn heal(&mut self) {
         let now = Instant::now();
-        let all = self
-            .dark
-            .iter_mut()
-            .chain(&mut self.apart)
-            .chain(&mut self.out_of_reach);
+        let all = self.dark.iter_mut().chain(&mut self.apart).chain(&mut self.out_of_reach);
         all.for_each(|until| *until = now.min(*until));
         self.split.1 = now;
     }
@@ -115,10 +107,7 @@ pub(crate) fn peer_probe(links: &SharedLinks, from: u8) -> PeerProbe {
                 let links = lock(&links);
                 let nodes = 0..u8::try_from(links.dark.len()).unwrap();
                 let is_it = |node: &u8| target.addresses.contains(&node_address(*node));
-                nodes
-                    .clone()
-                    .find(is_it)
-                    .is_some_and(|to| links.reaches(from, to))
+                nodes.clone().find(is_it).is_some_and(|to| links.reaches(from, to))
             };
             let nodes: Vec<bool> = question.nodes.iter().map(reaches).collect();
             if nodes.contains(&false) {

@@ -79,10 +79,7 @@ pub(crate) fn key(key: &ServiceKey) -> Key {
 /// Returns a plan of the agent as an entry.
 pub(crate) fn planned(plan: &ServicePlan) -> Entry {
     let all = |endpoints: &[EndpointAddr]| {
-        let mut all: Vec<_> = endpoints
-            .iter()
-            .map(|e| SocketAddr::new(e.ip, e.port))
-            .collect();
+        let mut all: Vec<_> = endpoints.iter().map(|e| SocketAddr::new(e.ip, e.port)).collect();
         all.sort_unstable();
         all
     };
@@ -152,12 +149,8 @@ struct Port {
 impl Port {
     fn entry(&self, pods: &[Pod], node: u8, zone: Option<u8>) -> Entry {
         let usable = |pod: &&Pod| pod.condition != Condition::Starting;
-        let here: Vec<Pod> = pods
-            .iter()
-            .filter(usable)
-            .filter(|pod| pod.node == node)
-            .copied()
-            .collect();
+        let here: Vec<Pod> =
+            pods.iter().filter(usable).filter(|pod| pod.node == node).copied().collect();
         let cluster = self.addresses(&cluster(pods, zone));
         let local = self.addresses(&preferred(&here));
         let has_any = pods.iter().any(|pod| usable(&pod));
@@ -201,10 +194,7 @@ impl Port {
     fn addresses(&self, pods: &[Pod]) -> Vec<SocketAddr> {
         let (_, _, target) = self.service.ports()[self.index];
         let ip = |pod: &Pod| pod_ip(self.number, pod.number, self.family);
-        let mut all: Vec<_> = pods
-            .iter()
-            .map(|pod| SocketAddr::new(ip(pod), target))
-            .collect();
+        let mut all: Vec<_> = pods.iter().map(|pod| SocketAddr::new(ip(pod), target)).collect();
         all.sort_unstable();
         all
     }
@@ -229,11 +219,8 @@ fn cluster(pods: &[Pod], zone: Option<u8>) -> Vec<Pod> {
     let pods = preferred(pods);
     let ready = pods.iter().all(|pod| pod.condition == Condition::Ready);
     let hinted = ready && pods.iter().all(|pod| pod.zone.is_some());
-    let ours: Vec<Pod> = pods
-        .iter()
-        .filter(|pod| zone.is_some() && pod.zone == zone)
-        .copied()
-        .collect();
+    let ours: Vec<Pod> =
+        pods.iter().filter(|pod| zone.is_some() && pod.zone == zone).copied().collect();
     if hinted && !ours.is_empty() {
         ours
     } else {

@@ -207,9 +207,7 @@ fn fail(seed: u64, violation: &Violation) -> ExitCode {
     }
     let from = played.story.len().saturating_sub(STORY);
     println!("\nwhat happened:");
-    played.story[from..]
-        .iter()
-        .for_each(|line| println!("{line}"));
+    played.story[from..].iter().for_each(|line| println!("{line}"));
     println!("\nagain: cargo test -p kp-nodeagent --test simulation -- --seed {seed}");
     ExitCode::FAILURE
 }

@@ -77,9 +77,7 @@ impl Source {
             Said::End(Kind::ServiceCidr),
         ]];
         for kind in KINDS {
-            let named = objects
-                .iter()
-                .filter(|(id, _)| id.kind() == kind && !lacking.has(**id));
+            let named = objects.iter().filter(|(id, _)| id.kind() == kind && !lacking.has(**id));
             let mut said = vec![Said::Begin(kind)];
             let mut changed = 0;
             for (id, (at, object)) in named {
@@ -295,10 +293,7 @@ impl View {
             && has_pods(object)
         {
             let of = (0..SLICES).map(|number| Id::Slice(service, number));
-            for other in of
-                .filter(|other| self.held.contains(other))
-                .collect::<Vec<_>>()
-            {
+            for other in of.filter(|other| self.held.contains(other)).collect::<Vec<_>>() {
                 self.let_go(other);
             }
         }
@@ -326,10 +321,7 @@ impl View {
     }
 
     fn services(&self) -> usize {
-        self.objects
-            .keys()
-            .filter(|id| matches!(id, Id::Service(_)))
-            .count()
+        self.objects.keys().filter(|id| matches!(id, Id::Service(_))).count()
     }
 
     fn with_endpoints(&self) -> BTreeSet<u8> {
@@ -338,24 +330,17 @@ impl View {
             let mut slices = slices.filter_map(|slice| self.objects.get(&Id::Slice(number, slice)));
             slices.any(|(_, object)| has_pods(object))
         };
-        let services = self
-            .objects
-            .iter()
-            .filter_map(|(id, (_, object))| match (id, &**object) {
-                (Id::Service(number), Object::Service(service)) => {
-                    has(*number, service.dual).then_some(*number)
-                }
-                _ => None,
-            });
+        let services = self.objects.iter().filter_map(|(id, (_, object))| match (id, &**object) {
+            (Id::Service(number), Object::Service(service)) => {
+                has(*number, service.dual).then_some(*number)
+            }
+            _ => None,
+        });
         services.collect()
     }
 
     fn is_cliff(&self, unnamed: &BTreeSet<Id>, all: usize, served: &BTreeSet<u8>) -> bool {
-        let held = self
-            .held
-            .iter()
-            .filter(|id| matches!(id, Id::Service(_)))
-            .count();
+        let held = self.held.iter().filter(|id| matches!(id, Id::Service(_))).count();
         let services: BTreeSet<u8> = unnamed
             .iter()
             .filter_map(|id| match id {
@@ -374,11 +359,7 @@ impl View {
             let mut others = (0..SLICES).map(|slice| Id::Slice(number, slice));
             others.any(|id| {
                 let stays = !unnamed.contains(&id) && !self.held.contains(&id);
-                stays
-                    && self
-                        .objects
-                        .get(&id)
-                        .is_some_and(|(_, object)| has_pods(object))
+                stays && self.objects.get(&id).is_some_and(|(_, object)| has_pods(object))
             })
         };
         let emptied = theirs.iter().filter(|number| {

@@ -227,22 +227,19 @@ impl Service {
 
     fn to_kubernetes(self, number: u8) -> k8s::Service {
         let policy = |local: bool| Some(if local { "Local" } else { "Cluster" }.to_owned());
-        let ips = self
-            .families()
-            .iter()
-            .map(|family| service_ip(number, *family).to_string());
+        let ips = self.families().iter().map(|family| service_ip(number, *family).to_string());
         let ips: Vec<String> = ips.collect();
-        let ports = self
-            .ports()
-            .iter()
-            .enumerate()
-            .map(|(index, (name, port, _))| k8s::ServicePort {
-                name: Some((*name).into()),
-                protocol: Some("TCP".to_owned()),
-                port: (*port).into(),
-                node_port: self.node_ports.then(|| node_port(number, index).into()),
-                target_port: None,
-            });
+        let ports =
+            self.ports()
+                .iter()
+                .enumerate()
+                .map(|(index, (name, port, _))| k8s::ServicePort {
+                    name: Some((*name).into()),
+                    protocol: Some("TCP".to_owned()),
+                    port: (*port).into(),
+                    node_port: self.node_ports.then(|| node_port(number, index).into()),
+                    target_port: None,
+                });
         k8s::Service {
             metadata: Id::Service(number).metadata(),
             spec: k8s::ServiceSpec {

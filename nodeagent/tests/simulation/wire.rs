@@ -83,9 +83,7 @@ impl Weather {
 
     /// Makes all streams carry nothing any more. Streams that begin later work.
     pub(crate) fn silence(&mut self) {
-        self.streams
-            .drain(..)
-            .for_each(|(_, silent)| silent.cancel());
+        self.streams.drain(..).for_each(|(_, silent)| silent.cancel());
     }
 }
 
@@ -210,9 +208,7 @@ impl Stream {
         let read = async {
             while let Some(message) = from.recv().await {
                 self.sent(&message);
-                let _ = queue
-                    .send((Instant::now() + self.latency, frame(&message)))
-                    .await;
+                let _ = queue.send((Instant::now() + self.latency, frame(&message))).await;
             }
             drop(queue);
             sleep(self.latency).await;
@@ -229,15 +225,10 @@ impl Stream {
         let mut ledger = lock(&self.wire.ledger);
         match &message.kind {
             Some(agent_message::Kind::Report(report)) => {
-                self.wire
-                    .kernel
-                    .show(|sides| ledger.reported(self.wire.node, report, sides));
+                self.wire.kernel.show(|sides| ledger.reported(self.wire.node, report, sides));
             }
             Some(agent_message::Kind::Hello(hello)) => {
-                let resume = hello
-                    .resume
-                    .as_ref()
-                    .map(|resume| (resume.epoch, resume.revision));
+                let resume = hello.resume.as_ref().map(|resume| (resume.epoch, resume.revision));
                 ledger.asked(self.wire.node, self.epoch, resume);
             }
             _ => {}

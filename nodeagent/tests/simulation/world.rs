@@ -141,10 +141,7 @@ impl World {
     /// Checks the invariants of which agents themselves do not speak.
     fn look(&mut self) {
         for (number, replica) in self.replicas.iter_mut().enumerate() {
-            if replica
-                .as_ref()
-                .is_some_and(|replica| replica.hub.shutdown.is_cancelled())
-            {
+            if replica.as_ref().is_some_and(|replica| replica.hub.shutdown.is_cancelled()) {
                 *replica = None;
                 lock(&self.listeners)[number] = None;
             }
@@ -158,9 +155,7 @@ impl World {
             let mut ledger = lock(&self.ledger);
             ledger.holds(agent.node, held);
             let reported = report.keeps.is_some() || report.applied != report.held;
-            agent
-                .kernel
-                .show(|sides| ledger.admits(agent.node, reported, sides));
+            agent.kernel.show(|sides| ledger.admits(agent.node, reported, sides));
         }
     }
 

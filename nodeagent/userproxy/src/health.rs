@@ -64,10 +64,7 @@ impl Health {
         if self.failures < FAILURES || self.is_avoided(now) || !may_avoid() {
             return false;
         }
-        let time = AVOID
-            .0
-            .saturating_mul(1 << self.avoided.min(6))
-            .min(AVOID.1);
+        let time = AVOID.0.saturating_mul(1 << self.avoided.min(6)).min(AVOID.1);
         self.until = Some(now + time.mul_f64(0.9 + 0.2 * chance));
         self.avoided = self.avoided.saturating_add(1);
         self.recovered = None;

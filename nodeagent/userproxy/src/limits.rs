@@ -24,9 +24,7 @@ impl Limits {
     /// more for each pipe. Flows need one. A quarter of the files is for flows, a quarter for pipes.
     pub fn of_files(files: u64) -> Self {
         let reserved = RESERVED_FILES.min(files / 2);
-        let usable = usize::try_from(files - reserved)
-            .unwrap_or(usize::MAX)
-            .min(4_000_000);
+        let usable = usize::try_from(files - reserved).unwrap_or(usize::MAX).min(4_000_000);
         let connections = (usable / 4).max(1);
         Self {
             connections,

@@ -169,9 +169,7 @@ impl Listening {
         service.hash(&mut hash);
         let sockets = self.answers.len() as u64;
         let place = hash.finish().checked_rem(sockets);
-        place
-            .and_then(|place| place.try_into().ok())
-            .unwrap_or(number)
+        place.and_then(|place| place.try_into().ok()).unwrap_or(number)
     }
 
     /// Returns the socket at a place.

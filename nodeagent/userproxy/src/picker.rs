@@ -86,12 +86,8 @@ impl Picker {
 
     /// Replaces the endpoints. Endpoints that stay keep their health and their turn.
     pub(crate) fn configure(&mut self, endpoints: &Endpoints) {
-        let mut all: Vec<EndpointAddr> = endpoints
-            .cluster
-            .iter()
-            .chain(&endpoints.local)
-            .copied()
-            .collect();
+        let mut all: Vec<EndpointAddr> =
+            endpoints.cluster.iter().chain(&endpoints.local).copied().collect();
         all.sort_unstable();
         all.dedup();
         let before = std::mem::take(&mut self.members);

@@ -259,11 +259,7 @@ impl Port {
     /// Returns the clients that are remembered, their endpoints, and for how long they still are.
     pub(crate) fn remembered(&self, now: Instant) -> Vec<(IpAddr, EndpointAddr, Duration)> {
         let state = self.state();
-        state
-            .affinity
-            .iter()
-            .flat_map(|all| all.clients(now))
-            .collect()
+        state.affinity.iter().flat_map(|all| all.clients(now)).collect()
     }
 
     /// Returns counters and the state of endpoints.

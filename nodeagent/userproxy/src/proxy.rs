@@ -232,9 +232,7 @@ fn start(shared: Arc<Shared>, index: usize) -> Result<JoinHandle<()>, StartError
     };
     let thread = std::thread::Builder::new().name(format!("proxy-{index}"));
     let thread = thread.spawn(work).map_err(StartError::Thread)?;
-    let outcome = outcome
-        .recv()
-        .unwrap_or_else(|_| Err(io::Error::other("the thread panicked")));
+    let outcome = outcome.recv().unwrap_or_else(|_| Err(io::Error::other("the thread panicked")));
     outcome.map_err(StartError::Parts)?;
     Ok(thread)
 }

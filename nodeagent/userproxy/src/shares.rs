@@ -104,12 +104,8 @@ impl Shares {
 
     /// Forgets owners that have nothing any more.
     pub(crate) fn tidy(&self) {
-        self.services
-            .lock()
-            .retain(|_, usage| usage.strong_count() > 0);
-        self.namespaces
-            .lock()
-            .retain(|_, usage| usage.strong_count() > 0);
+        self.services.lock().retain(|_, usage| usage.strong_count() > 0);
+        self.namespaces.lock().retain(|_, usage| usage.strong_count() > 0);
     }
 }
 

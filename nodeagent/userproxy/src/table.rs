@@ -91,9 +91,7 @@ impl Table {
                 let place = (key.family, *at);
                 // Another ServicePort may have the place by now.
                 let is_own = |route: &Arc<Route>| {
-                    before
-                        .as_ref()
-                        .is_some_and(|entry| Arc::ptr_eq(&route.port, &entry.port))
+                    before.as_ref().is_some_and(|entry| Arc::ptr_eq(&route.port, &entry.port))
                 };
                 if routes.get(&place).is_some_and(is_own) {
                     routes.remove(&place);
@@ -159,8 +157,7 @@ impl Table {
         let family = Family::of(ip);
         let address = FrontendAddr::Address { ip, protocol, port };
         let node_port = FrontendAddr::NodePort { protocol, port };
-        self.route(family, address)
-            .or_else(|| self.route(family, node_port))
+        self.route(family, address).or_else(|| self.route(family, node_port))
     }
 
     /// Returns whether a client is inside the cluster: a pod, or this machine, which `local`, the address of the other
@@ -189,9 +186,7 @@ impl Table {
         let (family, at) = route.at;
         let current = match choice {
             Some(_) => None,
-            None => self
-                .route(family, at)
-                .filter(|current| !Arc::ptr_eq(current, route)),
+            None => self.route(family, at).filter(|current| !Arc::ptr_eq(current, route)),
         };
         let Some(current) = current else {
             return (pool, choice, options);
@@ -215,11 +210,7 @@ impl Table {
         for entry in read(&self.ports).values() {
             let state = entry.port.read(now);
             sum.add(state.counts);
-            avoided += state
-                .endpoints
-                .iter()
-                .filter(|at| at.avoided_for.is_some())
-                .count();
+            avoided += state.endpoints.iter().filter(|at| at.avoided_for.is_some()).count();
         }
         (sum, avoided)
     }

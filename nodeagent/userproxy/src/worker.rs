@@ -206,10 +206,7 @@ impl Worker {
             self.step(token, |entry, core| entry.timer(core, token));
         }
         self.flows.expire(&mut self.core);
-        if self
-            .paused_until
-            .is_some_and(|until| until <= self.core.now)
-        {
+        if self.paused_until.is_some_and(|until| until <= self.core.now) {
             self.paused_until = None;
             self.core.full = false;
             self.each_listener(|core, listening, token| core.watch_listener(listening, token));

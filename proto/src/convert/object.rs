@@ -137,8 +137,7 @@ impl TryFrom<pb::ServiceKey> for ServiceKey {
 }
 
 fn required_key(key: Option<pb::ServiceKey>) -> Result<ServiceKey, ConvertError> {
-    key.ok_or_else(|| ConvertError::new("key", "missing"))?
-        .try_into()
+    key.ok_or_else(|| ConvertError::new("key", "missing"))?.try_into()
 }
 
 impl From<&ServiceProgram> for pb::ServiceProgram {
@@ -251,9 +250,7 @@ impl TryFrom<pb::LocalEndpoints> for LocalEndpoints {
         let key = required_key(wire.key)?;
         let unpack = |field, ready, bytes: &[u8]| {
             let addrs = unpack_endpoints(field, key.family, bytes)?;
-            Ok(addrs
-                .into_iter()
-                .map(move |addr| LocalEndpoint { addr, ready }))
+            Ok(addrs.into_iter().map(move |addr| LocalEndpoint { addr, ready }))
         };
         let mut endpoints: Vec<_> = unpack("ready", true, &wire.ready)?
             .chain(unpack("draining", false, &wire.draining)?)

@@ -180,9 +180,7 @@ fn name(
 
 /// Reads an identity and a part.
 fn part_of(field: &'static str, bytes: &[u8]) -> Result<(PeerId, u8), ConvertError> {
-    let (part, rest) = bytes
-        .split_last()
-        .ok_or_else(|| ConvertError::new(field, "empty"))?;
+    let (part, rest) = bytes.split_last().ok_or_else(|| ConvertError::new(field, "empty"))?;
     Ok((id(field, rest)?, *part))
 }
 
@@ -305,16 +303,11 @@ impl TryFrom<pb::PolicyRule> for PolicyRule {
         let peers = wire.peers.map(|peers| {
             Ok::<_, ConvertError>(Peers {
                 groups: unpack_ids("groups", &peers.groups)?,
-                blocks: peers
-                    .blocks
-                    .into_iter()
-                    .map(block)
-                    .collect::<Result<_, _>>()?,
+                blocks: peers.blocks.into_iter().map(block).collect::<Result<_, _>>()?,
             })
         });
-        let ports = wire
-            .ports
-            .map(|ports| ports.ports.into_iter().map(TryInto::try_into).collect());
+        let ports =
+            wire.ports.map(|ports| ports.ports.into_iter().map(TryInto::try_into).collect());
         Ok(Self {
             peers: peers.transpose()?,
             ports: ports.transpose()?,

@@ -20,12 +20,8 @@ use crate::v1 as pb;
 
 fn any_ip(family: Family) -> BoxedStrategy<IpAddr> {
     match family {
-        Family::V4 => any::<u32>()
-            .prop_map(|bits| Ipv4Addr::from(bits).into())
-            .boxed(),
-        Family::V6 => any::<u128>()
-            .prop_map(|bits| Ipv6Addr::from(bits).into())
-            .boxed(),
+        Family::V4 => any::<u32>().prop_map(|bits| Ipv4Addr::from(bits).into()).boxed(),
+        Family::V6 => any::<u128>().prop_map(|bits| Ipv6Addr::from(bits).into()).boxed(),
     }
 }
 
@@ -107,9 +103,7 @@ fn any_service(family: Family) -> impl Strategy<Value = DesiredObject> {
 fn any_local(family: Family) -> impl Strategy<Value = DesiredObject> {
     let endpoints = prop::collection::btree_map(any_endpoint(family), any::<bool>(), 0..5);
     (any_key(family), endpoints).prop_map(|(key, endpoints)| {
-        let endpoints = endpoints
-            .into_iter()
-            .map(|(addr, ready)| LocalEndpoint { addr, ready });
+        let endpoints = endpoints.into_iter().map(|(addr, ready)| LocalEndpoint { addr, ready });
         DesiredObject::Local(LocalEndpoints {
             key,
             endpoints: endpoints.collect(),
@@ -195,31 +189,27 @@ fn any_decisions() -> impl Strategy<Value = Decisions> {
     );
     let rows = prop::collection::vec(row, 0..5);
     (any::<[u8; 16]>(), any::<u8>(), rows).prop_map(|(subject, part, rows)| {
-        let places = Direction::ALL
-            .into_iter()
-            .flat_map(|d| Tier::ALL.map(|t| (d, t)));
-        let rows = places
-            .zip(rows)
-            .map(|((direction, tier), (rest, ports, peers))| {
-                // One range of a protocol, so that they cannot overlap.
-                let ports: BTreeMap<_, _> = ports.into_iter().map(|port| (port.0, port)).collect();
-                let ranges = ports.into_values();
-                let ranges = ranges.map(|(p, a, b, action)| (p, a.min(b), a.max(b), action));
-                let id = |rest: [u8; 15]| {
-                    let mut id = [part; 16];
-                    id[1..].copy_from_slice(&rest);
-                    PeerId(id)
-                };
-                DecisionRow {
-                    direction,
-                    tier,
-                    actions: PortActions {
-                        rest,
-                        ranges: ranges.collect(),
-                    },
-                    peers: peers.into_iter().map(id).collect(),
-                }
-            });
+        let places = Direction::ALL.into_iter().flat_map(|d| Tier::ALL.map(|t| (d, t)));
+        let rows = places.zip(rows).map(|((direction, tier), (rest, ports, peers))| {
+            // One range of a protocol, so that they cannot overlap.
+            let ports: BTreeMap<_, _> = ports.into_iter().map(|port| (port.0, port)).collect();
+            let ranges = ports.into_values();
+            let ranges = ranges.map(|(p, a, b, action)| (p, a.min(b), a.max(b), action));
+            let id = |rest: [u8; 15]| {
+                let mut id = [part; 16];
+                id[1..].copy_from_slice(&rest);
+                PeerId(id)
+            };
+            DecisionRow {
+                direction,
+                tier,
+                actions: PortActions {
+                    rest,
+                    ranges: ranges.collect(),
+                },
+                peers: peers.into_iter().map(id).collect(),
+            }
+        });
         Decisions {
             subject: PeerId(subject),
             part,
@@ -425,11 +415,7 @@ fn cve_2021_25737_endpoints_on_the_node_itself_are_refused_by_agents() {
             IpAddr::V4(_) => [10, 0, 0, 1].into(),
             IpAddr::V6(_) => "fd00::1".parse().unwrap(),
         };
-        let list = pack_endpoints(
-            [good, ip]
-                .map(|ip| EndpointAddr { ip, port: 80 })
-                .into_iter(),
-        );
+        let list = pack_endpoints([good, ip].map(|ip| EndpointAddr { ip, port: 80 }).into_iter());
         let mut wire = service();
         wire.key.as_mut().unwrap().family = match ip {
             IpAddr::V4(_) => pb::Family::Ipv4.into(),

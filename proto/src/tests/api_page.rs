@@ -60,11 +60,7 @@ impl Comments<'_> {
     /// Returns the comment at a place below this one.
     fn at(&self, below: &[i32]) -> String {
         let path = [&self.path[..], below].concat();
-        let places = self
-            .file
-            .source_code_info
-            .iter()
-            .flat_map(|of| &of.location);
+        let places = self.file.source_code_info.iter().flat_map(|of| &of.location);
         let mut found = places.filter(|place| place.path == path);
         let comment = found.next().map_or("", |place| place.leading_comments());
         comment

@@ -24,11 +24,7 @@ type Facts = BTreeMap<String, String>;
 /// Returns what clients depend on.
 fn facts(set: &FileDescriptorSet) -> Facts {
     let mut facts = Facts::new();
-    for file in set
-        .file
-        .iter()
-        .filter(|file| file.package().starts_with("kplane."))
-    {
+    for file in set.file.iter().filter(|file| file.package().starts_with("kplane.")) {
         let package = file.package();
         for service in &file.service {
             service_facts(
@@ -108,9 +104,7 @@ fn enum_facts(name: &str, of: &EnumDescriptorProto, facts: &mut Facts) {
 
 /// Returns what the newer one breaks.
 fn breaks(released: &Facts, now: &Facts) -> Vec<String> {
-    let differ = released
-        .iter()
-        .filter(|(name, fact)| now.get(*name) != Some(*fact));
+    let differ = released.iter().filter(|(name, fact)| now.get(*name) != Some(*fact));
     let told = differ.map(|(name, fact)| match now.get(name) {
         Some(now) => format!("{name}: was \"{fact}\", is \"{now}\""),
         None => format!("{name}: was \"{fact}\", is gone"),
@@ -128,9 +122,7 @@ fn nothing_breaks_clients_of_a_release() {
     let own = folder.join(concat!(env!("CARGO_PKG_VERSION"), ".bin"));
     if !own.exists() && std::env::var_os("KPLANE_WRITE_RELEASED").is_some() {
         let mut set = present();
-        set.file
-            .iter_mut()
-            .for_each(|file| file.source_code_info = None);
+        set.file.iter_mut().for_each(|file| file.source_code_info = None);
         fs::write(&own, set.encode_to_vec()).unwrap();
     }
     let now = facts(&present());

@@ -187,9 +187,7 @@ impl Question<'_> {
             while go_on(self.once_sctp()?) {}
             return Ok(());
         };
-        let probe = Probe::new(protocol, self.to)
-            .source(self.source)
-            .timeout(self.timeout);
+        let probe = Probe::new(protocol, self.to).source(self.source).timeout(self.timeout);
         self.ns.run(|| {
             while go_on(of_outcome(probe.here())) {}
             Ok(())

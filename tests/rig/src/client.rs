@@ -277,11 +277,7 @@ fn bind_fresh(socket: &Socket, ip: IpAddr) -> Result<(), Error> {
     let mut tries = 100;
     loop {
         let used = USED.fetch_add(1, Ordering::Relaxed) % (low.len() + high.len());
-        let port = low
-            .clone()
-            .chain(high.clone())
-            .nth(used)
-            .unwrap_or_default();
+        let port = low.clone().chain(high.clone()).nth(used).unwrap_or_default();
         match socket.bind(&SocketAddr::new(ip, port).into()) {
             Err(error) if error.kind() == ErrorKind::AddrInUse && tries > 0 => tries -= 1,
             bound => return bound,

@@ -101,22 +101,15 @@ pub(crate) fn unpack(package: &str, into: &Path) -> Result<String> {
 pub(crate) fn update() -> Result<()> {
     let mut update = Command::new("apt-get");
     update.args(["-qq", "update"]);
-    output(update)
-        .context("ask the archive for its packages")
-        .map(drop)
+    output(update).context("ask the archive for its packages").map(drop)
 }
 
 fn download(into: &Path, package: &str) -> Result<PathBuf> {
     let mut download = Command::new("apt-get");
-    download
-        .current_dir(into)
-        .args(["-qq", "download", package]);
+    download.current_dir(into).args(["-qq", "download", package]);
     output(download)?;
     let mut files = into.read_dir().context("list what was downloaded")?;
-    let file = files
-        .next()
-        .context("apt-get has downloaded nothing")??
-        .path();
+    let file = files.next().context("apt-get has downloaded nothing")??.path();
     ensure!(
         file.extension().is_some_and(|it| it == "deb"),
         "{}",

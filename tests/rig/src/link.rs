@@ -106,9 +106,7 @@ impl Netlink {
     /// # Errors
     /// The kernel's error; a name has at most 15 bytes.
     pub fn veth(&self, name: &str, peer_ns: &impl AsFd, peer: &str) -> Result<()> {
-        let far = LinkUnspec::new_with_name(peer)
-            .setns_by_fd(peer_ns.as_fd().as_raw_fd())
-            .build();
+        let far = LinkUnspec::new_with_name(peer).setns_by_fd(peer_ns.as_fd().as_raw_fd()).build();
         let near = LinkVeth::new(name, peer)
             .set_info_data(InfoData::Veth(InfoVeth::Peer(far)))
             .up()
@@ -123,8 +121,7 @@ impl Netlink {
     /// One of them does not exist.
     pub fn attach(&self, link: &str, bridge: &str) -> Result<()> {
         let port = LinkUnspec::new_with_name(link).controller(self.index(bridge)?);
-        self.change(port.build())
-            .with_context(|| format!("attach {link} to {bridge}"))
+        self.change(port.build()).with_context(|| format!("attach {link} to {bridge}"))
     }
 
     /// Brings a link up.

@@ -177,10 +177,7 @@ fn repeat(probe: &Probe, think: Duration, stop: &AtomicBool, tally: &Mutex<Repor
         if matches!(outcome, Outcome::Reply(_)) {
             answered = Instant::now();
         }
-        tally
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .record(&outcome, gap);
+        tally.lock().unwrap_or_else(PoisonError::into_inner).record(&outcome, gap);
         if !think.is_zero() {
             thread::sleep(think);
         }

@@ -73,10 +73,8 @@ impl Image {
     /// The archive cannot be made.
     pub fn archive(&self) -> Result<(Vec<u8>, Digest)> {
         let mut blobs = Blobs::default();
-        let layers = self
-            .layers
-            .iter()
-            .map(|layer| blobs.add(layer.media_type, layer.bytes.clone()));
+        let layers =
+            self.layers.iter().map(|layer| blobs.add(layer.media_type, layer.bytes.clone()));
         let layers: Vec<Value> = layers.collect();
         let config = blobs.add(CONFIG, serde_json::to_vec(&self.config())?);
         let manifest = serde_json::to_vec(&json!({

@@ -107,10 +107,7 @@ pub fn logging(program: &Path, log: &Path) -> Result<Command> {
 pub(crate) fn append(command: &mut Command, log: &Path) -> Result<()> {
     let file = File::options().create(true).append(true).open(log);
     let file = file.with_context(|| format!("open {}", log.display()))?;
-    command
-        .stdin(Stdio::null())
-        .stdout(file.try_clone()?)
-        .stderr(file);
+    command.stdin(Stdio::null()).stdout(file.try_clone()?).stderr(file);
     Ok(())
 }
 

@@ -118,9 +118,8 @@ impl RealCluster {
             dns: Options::dns(),
         };
         let topology = Mutex::new(topology);
-        let specs: Vec<NodeSpec> = (1..=options.nodes)
-            .map(|number| spec(number, options))
-            .collect::<Result<_>>()?;
+        let specs: Vec<NodeSpec> =
+            (1..=options.nodes).map(|number| spec(number, options)).collect::<Result<_>>()?;
         // The control plane and all nodes start side by side.
         let (plane, nodes) = thread::scope(|scope| {
             let plane = scope.spawn(|| Cluster::start(&plane));
@@ -352,8 +351,7 @@ impl RealCluster {
         let object = objects::node(&spec.name, &spec.pod_cidrs, node.zone());
         self.api().apply(&object)?;
         let ca = self.plane.ca();
-        self.authority
-            .write_kubeconfig(&spec.name, &self.server(), &ca)?;
+        self.authority.write_kubeconfig(&spec.name, &self.server(), &ca)?;
         node.start_kubelet()?;
         let name = node.name().to_owned();
         self.registered().insert(name, Arc::new(node));
@@ -409,12 +407,8 @@ fn spec(number: u8, options: &Options) -> Result<NodeSpec> {
 }
 
 fn unregistered(spec: NodeSpec, folder: &Path, common: &Common) -> Node {
-    let number: usize = spec
-        .name
-        .rsplit('-')
-        .next()
-        .and_then(|number| number.parse().ok())
-        .unwrap_or(1);
+    let number: usize =
+        spec.name.rsplit('-').next().and_then(|number| number.parse().ok()).unwrap_or(1);
     let zone = ZONES[(number - 1) % ZONES.len()];
     let own = folder.join(&spec.name);
     let kubeconfig = Authority::kubeconfig(&folder.join("authority"), &spec.name);

@@ -15,10 +15,7 @@ pub fn folder(parent: &Path, name: &str) -> Result<PathBuf> {
     fs::create_dir_all(parent).with_context(|| format!("create {}", parent.display()))?;
     let prefix = format!("{name}-");
     let own = process::id();
-    for entry in parent
-        .read_dir()
-        .with_context(|| parent.display().to_string())?
-    {
+    for entry in parent.read_dir().with_context(|| parent.display().to_string())? {
         let entry = entry?;
         let file = entry.file_name();
         let pid = file.to_str().and_then(|file| file.strip_prefix(&prefix));

@@ -102,9 +102,7 @@ impl Watch {
         };
         let seen = eventually(timeout, "SCTP INIT", || {
             let arrived = self.collect().remove(&tag).map(Outcome::Arrived);
-            arrived
-                .or_else(|| icmp_error(&mut socket))
-                .ok_or_else(String::new)
+            arrived.or_else(|| icmp_error(&mut socket)).ok_or_else(String::new)
         });
         Ok(seen.unwrap_or(Outcome::TimedOut))
     }

@@ -46,10 +46,7 @@ impl Status {
     fn open(ns: &NetNs, address: SocketAddr, tls: Option<Arc<ClientConfig>>) -> Result<Self> {
         // The runtime's thread begins where its creator is, and makes all connections.
         let _inside = ns.enter()?;
-        let runtime = Builder::new_multi_thread()
-            .worker_threads(1)
-            .enable_all()
-            .build()?;
+        let runtime = Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
         let channel = {
             let _context = runtime.enter();
             let connect = move |_| {

@@ -183,8 +183,7 @@ impl Topology {
         let ns = NetNs::new(name)?;
         let pod = self.pod_on(node, name, ns, ips, Some(link));
         let at = self.node(node)?;
-        at.connect(&pod)
-            .with_context(|| format!("add pod {name} to {node}"))?;
+        at.connect(&pod).with_context(|| format!("add pod {name} to {node}"))?;
         for ip in at.strangers(&pod) {
             for other in self.others(node) {
                 other.route(ip, at)?;
@@ -229,9 +228,7 @@ impl Topology {
     /// # Errors
     /// The node does not exist.
     pub fn node(&self, name: &str) -> Result<&Host> {
-        self.nodes
-            .get(name)
-            .with_context(|| format!("no node {name}"))
+        self.nodes.get(name).with_context(|| format!("no node {name}"))
     }
 
     /// Returns all nodes, by name.
@@ -245,9 +242,7 @@ impl Topology {
     /// # Errors
     /// The host does not exist.
     pub fn host(&self, name: &str) -> Result<&Host> {
-        self.hosts
-            .get(name)
-            .with_context(|| format!("no host {name}"))
+        self.hosts.get(name).with_context(|| format!("no host {name}"))
     }
 
     /// Returns a pod.
@@ -255,9 +250,7 @@ impl Topology {
     /// # Errors
     /// The pod does not exist.
     pub fn pod(&self, name: &str) -> Result<&Pod> {
-        self.pods
-            .get(name)
-            .with_context(|| format!("no pod {name}"))
+        self.pods.get(name).with_context(|| format!("no pod {name}"))
     }
 
     /// Returns a pod, for starting and stopping servers.
@@ -265,9 +258,7 @@ impl Topology {
     /// # Errors
     /// The pod does not exist.
     pub fn pod_mut(&mut self, name: &str) -> Result<&mut Pod> {
-        self.pods
-            .get_mut(name)
-            .with_context(|| format!("no pod {name}"))
+        self.pods.get_mut(name).with_context(|| format!("no pod {name}"))
     }
 
     /// Returns all pods, by name.

@@ -64,9 +64,7 @@ fn kilobytes(status: &str, field: &str) -> Result<u64> {
 pub fn received(ns: &NetNs, link: &str) -> Result<u64> {
     let counters = ns.run(|| Ok(fs::read_to_string("/proc/thread-self/net/dev")?))?;
     let name = format!("{link}:");
-    let line = counters
-        .lines()
-        .find_map(|line| line.trim_start().strip_prefix(&name));
+    let line = counters.lines().find_map(|line| line.trim_start().strip_prefix(&name));
     let bytes = line.and_then(|line| line.split_whitespace().next());
     Ok(bytes.context("no such link")?.parse()?)
 }

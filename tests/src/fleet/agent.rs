@@ -63,10 +63,7 @@ impl World {
     }
 
     pub(super) fn pids(&self) -> Vec<u32> {
-        self.pids
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .clone()
+        self.pids.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 }
 

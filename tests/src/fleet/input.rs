@@ -130,9 +130,7 @@ impl Input {
 }
 
 fn write(api: &Api, objects: &[Value]) -> Result<()> {
-    objects
-        .iter()
-        .try_for_each(|object| api.create(object).map(drop))
+    objects.iter().try_for_each(|object| api.create(object).map(drop))
 }
 
 /// Returns the number of Services that change.

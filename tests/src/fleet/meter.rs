@@ -65,18 +65,14 @@ impl Meter {
     pub(super) fn publishes(&self) {
         let published = self.published.write();
         self.arrived.store(0, Relaxed);
-        published
-            .unwrap_or_else(PoisonError::into_inner)
-            .push(Instant::now());
+        published.unwrap_or_else(PoisonError::into_inner).push(Instant::now());
     }
 
     /// Notes the outcome of an update.
     pub(super) fn took(&self, taken: &Taken, changing: u64) {
         self.updates.fetch_add(1, Relaxed);
         let violations = &self.violations;
-        violations
-            .differing
-            .fetch_add(taken.differs.into(), Relaxed);
+        violations.differing.fetch_add(taken.differs.into(), Relaxed);
         violations.back.fetch_add(taken.back, Relaxed);
         violations.vanished.fetch_add(taken.vanished, Relaxed);
         let now = Instant::now();

@@ -103,9 +103,7 @@ pub fn identity(certs: &Path, node: &str) -> Result<std::sync::Arc<ClientConfig>
         authorities: certs.join("ca.crt"),
         pair: Some(KeyPair::in_folder(certs, &format!("nodes/{node}"))),
     };
-    files
-        .load()
-        .with_context(|| format!("certificate of {node}"))
+    files.load().with_context(|| format!("certificate of {node}"))
 }
 
 /// What running replicas use.

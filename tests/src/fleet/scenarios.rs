@@ -111,8 +111,7 @@ impl Fleet {
         );
         let before = self.survivors(replicas)?;
         let begun = Instant::now();
-        self.churn_until(rate, |_| begun.elapsed() > Duration::from_secs(1))
-            .await?;
+        self.churn_until(rate, |_| begun.elapsed() > Duration::from_secs(1)).await?;
         let agents = self.agents_of(replicas);
         self.world.meter.take_ways();
         let gone = Instant::now();

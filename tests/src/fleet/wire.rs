@@ -39,9 +39,7 @@ pub async fn connect(
             let socket = TcpSocket::new_v4()?;
             socket.bind((own, 0).into())?;
             let stream = socket.connect(server).await?;
-            greet(stream, Some(config), "localhost")
-                .await
-                .map(TokioIo::new)
+            greet(stream, Some(config), "localhost").await.map(TokioIo::new)
         }
     };
     let endpoint = Endpoint::from_static("https://localhost");

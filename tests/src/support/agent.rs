@@ -168,9 +168,7 @@ impl Agent {
             services,
             complete,
         };
-        let applied = self
-            .ns
-            .run(|| Ok(self.backend.side(family).apply(change)?))?;
+        let applied = self.ns.run(|| Ok(self.backend.side(family).apply(change)?))?;
         if let Some(conntrack) = &self.conntrack {
             conntrack.committed(&change, &applied.failures);
         }

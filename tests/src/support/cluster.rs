@@ -173,9 +173,7 @@ impl Cluster {
     pub fn inspect(&self, number: u8, service: &ServiceName) -> Result<Inspection> {
         let member = self.members.get(usize::from(number) - 1);
         let member = member.with_context(|| format!("no node {number}"))?;
-        let reported = self
-            .runtime
-            .block_on(member.engine.inspect(service.clone()))?;
+        let reported = self.runtime.block_on(member.engine.inspect(service.clone()))?;
         reported.context("its backend has no virtual servers")
     }
 

@@ -89,12 +89,7 @@ pub fn ensure_nothing(node: &NetNs) -> Result<()> {
     let hint = |line: &&String| !line.contains("KUBE-IPTABLES-HINT");
     let firewall = |line: &&String| !line.contains("KUBE-FIREWALL");
     let ours = |line: &&String| line.contains("KUBE-") || line.starts_with("-a ");
-    let left: Vec<_> = all
-        .iter()
-        .filter(ours)
-        .filter(hint)
-        .filter(firewall)
-        .collect();
+    let left: Vec<_> = all.iter().filter(ours).filter(hint).filter(firewall).collect();
     ensure!(left.is_empty(), "left: {left:#?}");
     let links = run(node, "busybox ip link show")?;
     ensure!(!links.contains(LINK), "{LINK} is left");

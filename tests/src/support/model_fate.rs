@@ -191,9 +191,7 @@ fn source(case: &Case, ids: &mut Vec<&'static str>) -> Source {
 
 /// B6: ready or draining, anywhere.
 fn has_any(case: &Case) -> bool {
-    case.pods()
-        .iter()
-        .any(|pod| is_ready(pod) || is_draining(pod))
+    case.pods().iter().any(|pod| is_ready(pod) || is_draining(pod))
 }
 
 fn is_ready(pod: &Pod) -> bool {
@@ -236,11 +234,7 @@ fn cluster(case: &Case, ids: &mut Vec<&'static str>) -> Vec<Pod> {
 fn local(case: &Case, ids: &mut Vec<&'static str>) -> Vec<Pod> {
     ids.push("B5");
     let number = case.asker.client().node();
-    let here: Vec<Pod> = case
-        .pods()
-        .into_iter()
-        .filter(|pod| pod.node == number)
-        .collect();
+    let here: Vec<Pod> = case.pods().into_iter().filter(|pod| pod.node == number).collect();
     let ready: Vec<Pod> = here.iter().filter(|pod| is_ready(pod)).cloned().collect();
     if !ready.is_empty() {
         return ready;

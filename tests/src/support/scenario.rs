@@ -85,10 +85,8 @@ impl Scenario {
 
     /// Asks in a world that has the Service.
     pub fn observe(&self, net: &Net) -> Result<()> {
-        let (waiting, others): (Vec<_>, Vec<_>) = self
-            .cells(UnderTest::current()?)
-            .into_iter()
-            .partition(Cell::waits);
+        let (waiting, others): (Vec<_>, Vec<_>) =
+            self.cells(UnderTest::current()?).into_iter().partition(Cell::waits);
         let mut wrong = Vec::new();
         for cell in others {
             wrong.extend(cell.check(net).err());
@@ -104,10 +102,7 @@ impl Scenario {
                 });
             }
         });
-        wrong.extend(
-            more.into_inner()
-                .unwrap_or_else(std::sync::PoisonError::into_inner),
-        );
+        wrong.extend(more.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner));
         let texts: Vec<String> = wrong.iter().map(|error| format!("{error:#}")).collect();
         ensure!(texts.is_empty(), "{}", texts.join("\n"));
         Ok(())
@@ -163,10 +158,7 @@ impl Scenario {
         if backend != UnderTest::Ipvs || policy == TrafficPolicy::Cluster || nobody {
             return Some(want);
         }
-        let here = !self
-            .service
-            .targets(Family::V4, Some(client.node()))
-            .is_empty();
+        let here = !self.service.targets(Family::V4, Some(client.node())).is_empty();
         let is_pod = !matches!(client, Client::Outside | Client::Node);
         Some(match (here, is_inside) {
             (true, true) => want,

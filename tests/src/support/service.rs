@@ -271,10 +271,7 @@ impl Svc {
             cluster_ip: ip(At::ClusterIp),
             external_ips: ips(At::ExternalIp),
             load_balancer_ips: ips(At::LoadBalancer),
-            node_port: self
-                .places
-                .contains(&At::NodePort)
-                .then(|| self.node_port()),
+            node_port: self.places.contains(&At::NodePort).then(|| self.node_port()),
             internal_policy: self.internal,
             external_policy: self.external,
             affinity_timeout_s: self.affinity_timeout_s,

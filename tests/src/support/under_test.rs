@@ -289,9 +289,7 @@ impl UnderTest {
 
     /// Of the calling thread's test.
     pub fn current() -> Result<Self> {
-        CURRENT
-            .get()
-            .context("this thread has no backend under test")
+        CURRENT.get().context("this thread has no backend under test")
     }
 
     /// Makes it the calling thread's, for threads that a test starts.

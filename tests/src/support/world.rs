@@ -215,9 +215,7 @@ impl Net {
 
     /// The namespace of a pod.
     pub fn pod(&self, name: &str) -> Result<&NetNs> {
-        self.pods
-            .get(name)
-            .with_context(|| format!("no pod {name}"))
+        self.pods.get(name).with_context(|| format!("no pod {name}"))
     }
 
     /// The namespace of a client.
@@ -293,9 +291,7 @@ pub fn ep(name: &str) -> Ep {
 
 /// Service 1 over TCP alone, at its ClusterIP and a node port, with the pods `a`, `b` and `c`.
 pub fn tcp_service() -> Svc {
-    let service = svc(1)
-        .only(kplane_model::Protocol::Tcp)
-        .reached(At::NodePort);
+    let service = svc(1).only(kplane_model::Protocol::Tcp).reached(At::NodePort);
     service.endpoints(["a", "b", "c"].map(ep))
 }
 
@@ -330,10 +326,7 @@ fn bare_topology() -> Result<Topology> {
         pod.serve(Protocol::Udp, TARGET)?;
     }
     let (client, node) = (topology.host("client")?, topology.node("node-1")?);
-    for cidr in cidrs(&SERVICE_RANGES)?
-        .into_iter()
-        .chain(cidrs(&EXTERNAL_RANGES)?)
-    {
+    for cidr in cidrs(&SERVICE_RANGES)?.into_iter().chain(cidrs(&EXTERNAL_RANGES)?) {
         client.route(cidr, node)?;
     }
     for (family, prefix_len) in [(Family::V4, 16), (Family::V6, 64)] {

@@ -250,11 +250,7 @@ fn notes(node: &NodeView, now: Option<Time>, canvas: &Canvas) -> Vec<Span> {
     let failures = node.failures.iter().filter(|f| canvas.wide || !f.degraded);
     let all = failures.clone().count();
     let shown = if canvas.wide { all } else { FAILURES_SHOWN };
-    notes.extend(
-        failures
-            .take(shown)
-            .map(|failure| failure_span(failure, now)),
-    );
+    notes.extend(failures.take(shown).map(|failure| failure_span(failure, now)));
     if all > shown {
         let more = plural(all - shown, "object");
         notes.push(Span::plain(format!("and {more} more: -o wide")));

@@ -239,9 +239,7 @@ mod tests {
     #[test]
     fn test_programs_are_found() {
         let mut built = Built::default();
-        built
-            .read(&artifact(true, "/t/deps/kplane_model-1", true))
-            .unwrap();
+        built.read(&artifact(true, "/t/deps/kplane_model-1", true)).unwrap();
         let [test] = &built.tests[..] else {
             panic!("{:?}", built.tests)
         };

@@ -39,9 +39,7 @@ pub(super) fn check(root: &Path) -> Result<()> {
     let mut git = Command::new("git");
     git.args(["grep", "--untracked", "-hoE", "fn [a-z0-9_]+", "--", "*.rs"]);
     let functions = output(git.current_dir(root))?;
-    let functions = functions
-        .lines()
-        .filter_map(|line| line.strip_prefix("fn "));
+    let functions = functions.lines().filter_map(|line| line.strip_prefix("fn "));
     let problems = problems(&page, &functions.collect());
     for problem in &problems {
         println!("{PAGE}: {problem}");

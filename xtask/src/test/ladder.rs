@@ -224,9 +224,7 @@ fn read(path: &Path) -> Result<String> {
 
 /// The names in the section `[dependencies]` of a manifest.
 fn dependencies(manifest: &str) -> BTreeSet<&str> {
-    let section = manifest
-        .lines()
-        .skip_while(|line| *line != "[dependencies]");
+    let section = manifest.lines().skip_while(|line| *line != "[dependencies]");
     let lines = section.skip(1).take_while(|line| !line.starts_with('['));
     lines
         .filter_map(|line| line.split(['.', ' ', '=']).next())

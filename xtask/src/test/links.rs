@@ -117,9 +117,7 @@ fn document(text: &str) -> Document {
             continue;
         }
         if line.starts_with('#') {
-            document
-                .anchors
-                .insert(anchor(line.trim_start_matches('#')));
+            document.anchors.insert(anchor(line.trim_start_matches('#')));
         }
         let links = links(line).map(|link| (number + 1, link));
         document.links.extend(links);

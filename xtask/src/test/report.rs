@@ -212,9 +212,7 @@ pub(super) fn summary(outcomes: &[Outcome], took: Duration, cpu: Duration) -> bo
     println!();
     if outcomes.len() > 1 {
         println!("      {:<34} {:>9} {:>9}  tests", "suite", "time", "CPU");
-        outcomes
-            .iter()
-            .for_each(|outcome| println!("{}", outcome.line()));
+        outcomes.iter().for_each(|outcome| println!("{}", outcome.line()));
     }
     for outcome in outcomes.iter().filter(|outcome| outcome.has_failed()) {
         println!("\nfailed: {}", outcome.name);

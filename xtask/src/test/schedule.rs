@@ -75,9 +75,7 @@ pub(super) fn run(
 /// Returns what may run at a time, in hundredths of a processor.
 fn capacity() -> u32 {
     let processors = thread::available_parallelism().map_or(1, usize::from);
-    u32::try_from(processors)
-        .unwrap_or(u32::MAX)
-        .saturating_mul(100)
+    u32::try_from(processors).unwrap_or(u32::MAX).saturating_mul(100)
 }
 
 /// Returns the place of the first waiting suite for which there is room. One that is too large for the machine runs

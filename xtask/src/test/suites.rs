@@ -149,11 +149,7 @@ impl Suite {
             Run::Dev(args) => {
                 let mut command = Command::new(programs.join("kplane-dev"));
                 let (task, options) = args.split_first().context("no subcommand")?;
-                command
-                    .arg(task)
-                    .arg("--bin-dir")
-                    .arg(programs)
-                    .args(options);
+                command.arg(task).arg("--bin-dir").arg(programs).args(options);
                 command.current_dir(root()?);
                 command
             }
@@ -214,10 +210,7 @@ pub(super) fn suites(lane: Lane, tests: &[TestProgram]) -> Result<Vec<Suite>> {
         programs.any(|program| program == (&*test.package, &*test.target))
     };
     let mut all: Vec<Suite> = Vec::new();
-    for listed in LISTED
-        .iter()
-        .filter(|listed| listed.lane.is_none_or(|its| its == lane))
-    {
+    for listed in LISTED.iter().filter(|listed| listed.lane.is_none_or(|its| its == lane)) {
         let (package, target) = listed.program;
         let mut programs = tests.iter();
         let program = programs.find(|test| (&*test.package, &*test.target) == listed.program);
@@ -243,9 +236,7 @@ pub(super) fn suites(lane: Lane, tests: &[TestProgram]) -> Result<Vec<Suite>> {
             run: Run::Test(test.clone(), &[], &[]),
         });
     }
-    let others = OTHERS
-        .into_iter()
-        .filter(|other| other.1.is_none_or(|its| its == lane));
+    let others = OTHERS.into_iter().filter(|other| other.1.is_none_or(|its| its == lane));
     all.extend(others.map(|(name, _, load, seconds, run)| Suite {
         name: name.to_owned(),
         load,
@@ -264,10 +255,7 @@ pub(super) fn names() -> impl Iterator<Item = (&'static str, Option<Lane>)> {
 
 /// Returns the name of a test program's suite: `model` for a library, `cli it` for a test.
 fn short(test: &TestProgram) -> String {
-    let package = test
-        .package
-        .trim_start_matches("kplane-")
-        .trim_start_matches("kp-");
+    let package = test.package.trim_start_matches("kplane-").trim_start_matches("kp-");
     let is_own = test.target.replace('_', "-") == test.package;
     if is_own {
         package.to_owned()

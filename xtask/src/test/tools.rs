@@ -42,9 +42,7 @@ pub(super) fn deny_bench(root: &Path) -> Result<Command> {
 
 fn deny_of(root: &Path, manifest: &str) -> Result<Command> {
     let mut command = Command::new(CARGO_DENY.program()?);
-    command
-        .current_dir(root)
-        .args(["--manifest-path", manifest]);
+    command.current_dir(root).args(["--manifest-path", manifest]);
     command.args(["--offline", "--log-level", "warn", "check"]);
     command.args(["licenses", "bans", "sources"]);
     Ok(command)

@@ -32,9 +32,7 @@ pub(super) fn check(root: &Path) -> Result<()> {
         }
     }
     types.retain(|_, files| files.len() > 1);
-    let pairs = types
-        .iter()
-        .map(|((_, name), files)| format!("{name}: {}\n", files.join(", ")));
+    let pairs = types.iter().map(|((_, name), files)| format!("{name}: {}\n", files.join(", ")));
     ensure!(
         types.is_empty(),
         "{}Two types of a crate need two names: delete one if both are the same, or else call the less central one what it is",

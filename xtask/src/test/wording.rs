@@ -78,27 +78,18 @@ pub(super) fn check(root: &Path) -> Result<()> {
     let listing = files(root, "*.rs")?;
     let is_code = |file: &&str| !file.contains("tests") && !file.starts_with("bench/");
     let (mut all, mut fragments, mut dialect) = (0, Vec::new(), Vec::new());
-    for file in listing
-        .lines()
-        .filter(is_code)
-        .filter(|file| *file != file!())
-    {
+    for file in listing.lines().filter(is_code).filter(|file| *file != file!()) {
         // Deleted, and not committed yet.
         let Ok(text) = std::fs::read_to_string(root.join(file)) else {
             continue;
         };
         let places = openings(&text);
         all += places.len();
-        let bad = places
-            .into_iter()
-            .filter(|(_, word)| OPENINGS.contains(&&**word));
+        let bad = places.into_iter().filter(|(_, word)| OPENINGS.contains(&&**word));
         fragments.extend(bad.map(|(line, word)| format!("{file}:{line}: opens with {word:?}")));
         let mut words = dialect_in(&text);
         words.extend(dialect_in_names(&text));
-        if !UNCHECKED_MESSAGES
-            .iter()
-            .any(|folder| file.starts_with(folder))
-        {
+        if !UNCHECKED_MESSAGES.iter().any(|folder| file.starts_with(folder)) {
             words.extend(dialect_in_messages(&text));
         }
         let repeated = repeats(&text).into_iter();
@@ -131,10 +122,7 @@ fn openings(text: &str) -> Vec<(usize, String)> {
     for (index, line) in text.lines().enumerate() {
         let doc = line.trim_start().strip_prefix("///");
         if let (Some(words), false) = (doc, inside) {
-            let word = words
-                .trim_start()
-                .chars()
-                .take_while(char::is_ascii_alphanumeric);
+            let word = words.trim_start().chars().take_while(char::is_ascii_alphanumeric);
             openings.push((index + 1, word.collect()));
         }
         inside = doc.is_some();
@@ -145,9 +133,7 @@ fn openings(text: &str) -> Vec<(usize, String)> {
 /// Returns the lines where the doc comment of a private item, in one sentence, only repeats the item's name.
 fn repeats(text: &str) -> Vec<usize> {
     let lines = text.lines().enumerate();
-    let lines: Vec<_> = lines
-        .filter(|(_, line)| !line.trim_start().starts_with("#["))
-        .collect();
+    let lines: Vec<_> = lines.filter(|(_, line)| !line.trim_start().starts_with("#[")).collect();
     let says = |word: &&str| !word.is_empty() && EMPTY.split(' ').all(|empty| empty != *word);
     let is_doc = |line: &str| line.trim_start().starts_with("///");
     let (mut found, mut is_public) = (Vec::new(), false);
@@ -159,16 +145,12 @@ fn repeats(text: &str) -> Vec<usize> {
         is_public = opens || is_public && !above.starts_with('}');
         let words = doc.trim_start().strip_prefix("/// ");
         // Help texts of flags have no full stop.
-        let words = words
-            .and_then(|words| words.strip_suffix('.'))
-            .map(str::to_lowercase);
+        let words = words.and_then(|words| words.strip_suffix('.')).map(str::to_lowercase);
         let is_private = !is_public && !item.trim_start().starts_with("pub ");
         let (Some(words), true) = (words, is_private && !is_doc(above) && !is_doc(item)) else {
             continue;
         };
-        let name = item
-            .split(|c: char| c != '_' && !c.is_alphanumeric())
-            .find(says);
+        let name = item.split(|c: char| c != '_' && !c.is_alphanumeric()).find(says);
         let name = name.unwrap_or_default().replace('_', "").to_lowercase();
         let mut words = words.split(' ').filter(says);
         if words.all(|word| name.contains(word.trim_end_matches('s'))) {
@@ -186,9 +168,7 @@ fn dialect_in(text: &str) -> Vec<(usize, &'static str)> {
             continue;
         };
         let english = english(comment);
-        let said = DIALECT
-            .into_iter()
-            .filter(|words| has_words(&english, words));
+        let said = DIALECT.into_iter().filter(|words| has_words(&english, words));
         found.extend(said.map(|words| (index + 1, words)));
     }
     found
@@ -202,9 +182,7 @@ fn dialect_in_names(text: &str) -> Vec<(usize, &'static str)> {
         let code = line.split("//").next().unwrap_or_default();
         let code: Vec<&str> = code.split('"').step_by(2).collect();
         let parts = parts_of_names(&code.join(" "));
-        let said = DIALECT_NAMES
-            .into_iter()
-            .filter(|word| parts.contains(*word));
+        let said = DIALECT_NAMES.into_iter().filter(|word| parts.contains(*word));
         found.extend(said.map(|word| (index + 1, word)));
     }
     found
@@ -281,10 +259,7 @@ mod tests {
     #[test]
     fn dialect_counts_as_a_part_of_names() {
         let text = "let untold = \"told\"; // told\nfn is_told() {}\nstruct PodTold;\nconst TOLD: u8 = 1;\nmod tests {\nlet told = 1;\n";
-        let lines: Vec<usize> = dialect_in_names(text)
-            .into_iter()
-            .map(|(line, _)| line)
-            .collect();
+        let lines: Vec<usize> = dialect_in_names(text).into_iter().map(|(line, _)| line).collect();
         assert_eq!(lines, [2, 3, 4]);
     }
 

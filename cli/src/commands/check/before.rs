@@ -66,10 +66,7 @@ async fn of_cluster(
             .get::<Value>("/version", Asked("get /version"))
             .await?
             .unwrap_or_default(),
-        namespace: cluster
-            .objects()
-            .get(&path, Asked("get namespaces"))
-            .await?,
+        namespace: cluster.objects().get(&path, Asked("get namespaces")).await?,
         denied: Vec::new(),
     };
     for (verb, group, resource) in RIGHTS {

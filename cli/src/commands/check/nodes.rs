@@ -67,9 +67,7 @@ impl NodeChecks<'_, '_> {
     /// Returns the nodes that can be checked; others count as failed.
     async fn nodes(&mut self) -> Result<Vec<NodeName>, Failure> {
         let objects = self.cluster.objects();
-        let nodes: Vec<Node> = objects
-            .list("/api/v1/nodes", "", Asked("list nodes"))
-            .await?;
+        let nodes: Vec<Node> = objects.list("/api/v1/nodes", "", Asked("list nodes")).await?;
         let mut ready = Vec::new();
         for node in nodes {
             let name: NodeName = node.metadata.name.unwrap_or_default().into();
@@ -102,16 +100,12 @@ impl NodeChecks<'_, '_> {
         for node in nodes {
             let name = pod_name("kplane-check", &node);
             let pod = pod(&name, &node, &self.image(), self.config_map);
-            objects
-                .create(&self.pods(), &pod, Asked("create pods"))
-                .await?;
+            objects.create(&self.pods(), &pod, Asked("create pods")).await?;
             waiting.insert(name, node);
         }
         let until = Instant::now() + self.args.node_timeout;
         while !waiting.is_empty() {
-            let pods: Vec<Pod> = objects
-                .list(&self.pods(), SELECTOR, Asked("list pods"))
-                .await?;
+            let pods: Vec<Pod> = objects.list(&self.pods(), SELECTOR, Asked("list pods")).await?;
             for pod in pods {
                 let name = pod.metadata.name.clone().unwrap_or_default();
                 let Some(node) = waiting.get(&name).cloned() else {
@@ -142,11 +136,7 @@ impl NodeChecks<'_, '_> {
         match PodState::of(pod) {
             PodState::Succeeded => {
                 let path = format!("{}/{name}/log", self.pods());
-                let log = self
-                    .cluster
-                    .objects()
-                    .get(&path, Asked("get pods/log"))
-                    .await;
+                let log = self.cluster.objects().get(&path, Asked("get pods/log")).await;
                 Some(match log {
                     Ok(Some(findings)) => Ok(findings),
                     Ok(None) => Err("its log is gone".to_owned()),
@@ -167,9 +157,7 @@ impl NodeChecks<'_, '_> {
         let until = Instant::now() + self.args.node_timeout;
         let mut deleted = BTreeSet::new();
         loop {
-            let pods: Vec<Pod> = objects
-                .list(&self.pods(), SELECTOR, Asked("list pods"))
-                .await?;
+            let pods: Vec<Pod> = objects.list(&self.pods(), SELECTOR, Asked("list pods")).await?;
             if pods.is_empty() || Instant::now() >= until {
                 return Ok(());
             }

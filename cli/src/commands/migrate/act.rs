@@ -100,11 +100,7 @@ impl Cluster<'_> {
         pod["apiVersion"] = json!("v1");
         pod["kind"] = json!("Pod");
         let path = format!("/api/v1/namespaces/{namespace}/pods");
-        match self
-            .objects()
-            .create(&path, &pod, Asked("create pods"))
-            .await
-        {
+        match self.objects().create(&path, &pod, Asked("create pods")).await {
             // Another kpctl was faster.
             Err(error) if error.is_conflict() => Ok(()),
             created => Ok(created?),
@@ -148,15 +144,11 @@ impl Cluster<'_> {
             Err(error) if error.is_conflict() => {
                 let data = json!({ "data": map["data"] });
                 let asked = Asked("patch configmaps");
-                self.objects()
-                    .patch(&self.saved_path(), &data, asked)
-                    .await?;
+                self.objects().patch(&self.saved_path(), &data, asked).await?;
             }
             created => created?,
         }
-        self.objects()
-            .delete(&path, Asked("delete daemonsets"))
-            .await?;
+        self.objects().delete(&path, Asked("delete daemonsets")).await?;
         Ok(())
     }
 
@@ -176,11 +168,7 @@ impl Cluster<'_> {
         let set: Value = serde_json::from_str(text).map_err(|_| damaged())?;
         let namespace = &self.target().namespace;
         let path = format!("/apis/apps/v1/namespaces/{namespace}/daemonsets");
-        match self
-            .objects()
-            .create(&path, &set, Asked("create daemonsets"))
-            .await
-        {
+        match self.objects().create(&path, &set, Asked("create daemonsets")).await {
             Err(error) if error.is_conflict() => Ok(()),
             created => Ok(created?),
         }

@@ -104,10 +104,7 @@ impl<'a> Cluster<'a> {
             self.daemon_set(&paths[1]),
             self.config_map(&paths[2]),
             async {
-                let nodes = self
-                    .objects
-                    .list("/api/v1/nodes", "", Asked("list nodes"))
-                    .await;
+                let nodes = self.objects.list("/api/v1/nodes", "", Asked("list nodes")).await;
                 nodes.map_err(Failure::from)
             },
         )?;

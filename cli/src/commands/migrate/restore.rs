@@ -69,10 +69,7 @@ impl Cluster<'_> {
             let Some(set) = set else {
                 return Ok(None);
             };
-            let seen = set
-                .status
-                .as_ref()
-                .and_then(|status| status.observed_generation);
+            let seen = set.status.as_ref().and_then(|status| status.observed_generation);
             if seen >= set.metadata.generation {
                 return Ok(Some(set));
             }
@@ -88,9 +85,7 @@ impl Cluster<'_> {
         let path = self.of_kube_proxy("/apis/apps/v1", "controllerrevisions");
         let asked = Asked("list controllerrevisions");
         let all: Vec<ControllerRevision> = self.objects().list(&path, "", asked).await?;
-        let ours = all
-            .into_iter()
-            .filter(|revision| is_of(set, &revision.metadata));
+        let ours = all.into_iter().filter(|revision| is_of(set, &revision.metadata));
         let newest = ours.max_by_key(|revision| revision.revision);
         Ok(newest.and_then(|revision| revision.metadata.labels?.remove(HASH)))
     }
@@ -105,10 +100,7 @@ impl Cluster<'_> {
         }
         let pods = self.of_kube_proxy("/api/v1", "pods");
         let selector = format!("{HASH}={from}");
-        let found: Vec<Pod> = self
-            .objects()
-            .list(&pods, &selector, Asked("list pods"))
-            .await?;
+        let found: Vec<Pod> = self.objects().list(&pods, &selector, Asked("list pods")).await?;
         for pod in found {
             let ours = is_of(set, &pod.metadata);
             let Some(name) = pod.metadata.name.filter(|_| ours) else {
@@ -116,11 +108,7 @@ impl Cluster<'_> {
             };
             let fields = json!({ "metadata": { "labels": { HASH: to } } });
             let path = format!("{pods}/{name}");
-            match self
-                .objects()
-                .patch(&path, &fields, Asked("patch pods"))
-                .await
-            {
+            match self.objects().patch(&path, &fields, Asked("patch pods")).await {
                 Err(error) if error.is_missing() => {}
                 patched => patched?,
             }

@@ -193,9 +193,7 @@ impl<'a, 'b> Walk<'a, 'b> {
             Step::Mark { nodes, value } => self.mark(nodes, value).await?,
             Step::CleanUp(node) => {
                 let program = Cluster::program(objects)?.with_image(self.image);
-                self.cluster
-                    .clean_up(node, &program, Purpose::Return)
-                    .await?;
+                self.cluster.clean_up(node, &program, Purpose::Return).await?;
                 say(&format!("{node}: kube-proxy runs; removing kplane's rules"));
             }
             Step::Unmark(node) => {
@@ -222,8 +220,7 @@ impl<'a, 'b> Walk<'a, 'b> {
                 _ => "goes back to kube-proxy",
             };
             say(&format!("{node}: {to}"));
-            self.since
-                .insert(node.clone(), (Instant::now(), String::new()));
+            self.since.insert(node.clone(), (Instant::now(), String::new()));
         }
         Ok(())
     }
@@ -335,9 +332,8 @@ fn again(direction: Direction) -> &'static str {
 
 /// Prints what a node waits for, if that has changed.
 fn tell_once(since: &mut BTreeMap<String, (Instant, String)>, node: &str, reason: &str) {
-    let (_, announced) = since
-        .entry(node.to_owned())
-        .or_insert_with(|| (Instant::now(), String::new()));
+    let (_, announced) =
+        since.entry(node.to_owned()).or_insert_with(|| (Instant::now(), String::new()));
     if announced != reason {
         reason.clone_into(announced);
         say(&format!("{node}: {reason}"));

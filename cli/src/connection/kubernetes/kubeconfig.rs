@@ -196,21 +196,13 @@ fn resolve(
     let cluster = find_cluster(&kubeconfig, &entry.cluster);
     let cluster = cluster.ok_or_else(|| dangling("cluster", &entry.cluster))?;
     let user = entry.user.as_deref().filter(|user| !user.is_empty());
-    let known = |user: &&str| {
-        kubeconfig
-            .auth_infos
-            .iter()
-            .any(|entry| entry.name == *user)
-    };
+    let known = |user: &&str| kubeconfig.auth_infos.iter().any(|entry| entry.name == *user);
     // Requests would silently be anonymous.
     if let Some(user) = user.filter(|user| !known(user)) {
         return Err(dangling("user", user));
     }
     check_address(&place, cluster.server.as_deref().unwrap_or_default())?;
-    let explicit_proxy = cluster
-        .proxy_url
-        .as_ref()
-        .is_some_and(|url| !url.is_empty());
+    let explicit_proxy = cluster.proxy_url.as_ref().is_some_and(|url| !url.is_empty());
     kubeconfig.current_context = Some(context.clone());
     let config = Config::try_from(kubeconfig);
     let mut config = config.map_err(|error| explain(&place, &error))?;
@@ -243,12 +235,10 @@ fn check_address(place: &str, address: &str) -> Result<(), KubeconfigError> {
         matches!(url.scheme_str(), Some("http" | "https"))
             && url.host().is_some_and(|host| !host.is_empty())
     });
-    is_known
-        .then_some(())
-        .ok_or_else(|| KubeconfigError::Address {
-            place: place.to_owned(),
-            address: one_line(address),
-        })
+    is_known.then_some(()).ok_or_else(|| KubeconfigError::Address {
+        place: place.to_owned(),
+        address: one_line(address),
+    })
 }
 
 /// Returns whether `HTTPS_PROXY` and `NO_PROXY` ask for a proxy to this server. The crate kube compares `NO_PROXY`

@@ -147,9 +147,7 @@ async fn made_header(
         Ok::<_, BoxError>(Response::new(header))
     });
     let answer = layer.layer(nowhere).oneshot(Request::new(Body::empty()));
-    let answer = answer
-        .await
-        .map_err(|error| explain.other(&root_cause(&*error)))?;
+    let answer = answer.await.map_err(|error| explain.other(&root_cause(&*error)))?;
     Ok(answer.into_body())
 }
 
@@ -209,10 +207,7 @@ impl Explain {
         let program = program.unwrap_or_default();
         match error {
             AuthError::AuthExecStart(error) => {
-                let hint = self
-                    .exec
-                    .as_ref()
-                    .and_then(|exec| exec.install_hint.clone());
+                let hint = self.exec.as_ref().and_then(|exec| exec.install_hint.clone());
                 LoginError::Start {
                     place,
                     program,

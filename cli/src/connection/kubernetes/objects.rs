@@ -126,8 +126,7 @@ impl ObjectClient {
         asked: Asked,
     ) -> Result<Value, ReachError> {
         let body = object.to_string().into_bytes();
-        self.send(Method::POST, collection, "application/json", body, asked)
-            .await
+        self.send(Method::POST, collection, "application/json", body, asked).await
     }
 
     /// Changes some fields of an object (JSON merge patch). A `metadata.resourceVersion` must still be current.

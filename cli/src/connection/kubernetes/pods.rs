@@ -65,10 +65,7 @@ impl Pods {
             return Err(NoPod::Stopped(states.collect::<Vec<_>>().join(", ")));
         }
         running.sort_by_key(|pod| !pod.is_ready());
-        Ok(running
-            .iter()
-            .map(|pod| pod.metadata.name.clone())
-            .collect())
+        Ok(running.iter().map(|pod| pod.metadata.name.clone()).collect())
     }
 }
 

@@ -49,9 +49,7 @@ fn named(names: &[&str]) -> Chosen {
 fn act(snapshot: &mut Snapshot, step: &Step) {
     let each = |snapshot: &mut Snapshot, names: &[String], change: &dyn Fn(&mut NodeSnapshot)| {
         let nodes = snapshot.nodes.iter_mut();
-        nodes
-            .filter(|node| names.contains(&node.name))
-            .for_each(change);
+        nodes.filter(|node| names.contains(&node.name)).for_each(change);
     };
     match step {
         Step::KeepOff => {
@@ -106,10 +104,7 @@ fn walk(snapshot: &mut Snapshot, order: &Order) -> usize {
             return most;
         }
         act(snapshot, &step);
-        let on_way = snapshot
-            .nodes
-            .iter()
-            .filter(|node| Stage::of(node).is_on_its_way());
+        let on_way = snapshot.nodes.iter().filter(|node| Stage::of(node).is_on_its_way());
         most = most.max(on_way.count());
     }
     panic!("no end: {:?}", next(snapshot, order));
@@ -122,12 +117,7 @@ fn the_way_there_and_back_leaves_nothing() {
         let mut snapshot = before.clone();
         let most = walk(&mut snapshot, &order(Direction::ToKplane, at_a_time));
         assert_eq!(most, at_a_time.min(5));
-        assert!(
-            snapshot
-                .nodes
-                .iter()
-                .all(|node| Stage::of(node) == Stage::Kplane)
-        );
+        assert!(snapshot.nodes.iter().all(|node| Stage::of(node) == Stage::Kplane));
         assert_eq!(unfinished(&snapshot), None);
         let most = walk(&mut snapshot, &order(Direction::Back, at_a_time));
         assert_eq!(most, at_a_time.min(5));
@@ -215,11 +205,7 @@ fn a_node_that_was_kept_out_keeps_kube_proxy() {
     snapshot.nodes[1].mark = Mark::Other("kube-proxy".to_owned());
     let blocked = unfinished(&snapshot).unwrap();
     assert!(blocked.problem.starts_with("b is not served by kplane"));
-    assert!(
-        blocked
-            .remedy
-            .starts_with("kubectl label node b kplane.io/proxy- ;")
-    );
+    assert!(blocked.remedy.starts_with("kubectl label node b kplane.io/proxy- ;"));
     snapshot.nodes[1].linux = false;
     assert_eq!(unfinished(&snapshot), None);
 }
@@ -230,9 +216,7 @@ fn what_is_missing_is_named_with_the_command() {
     let remedy = |change: fn(&mut Snapshot), order: &Order| {
         let mut snapshot = cluster(&["a"]);
         change(&mut snapshot);
-        blocked(&snapshot, order)
-            .map(|blocked| blocked.remedy)
-            .unwrap_or_default()
+        blocked(&snapshot, order).map(|blocked| blocked.remedy).unwrap_or_default()
     };
     assert_eq!(remedy(|_| {}, &forth), "");
     assert!(remedy(|snapshot| snapshot.agents = None, &forth).starts_with("helm install"));

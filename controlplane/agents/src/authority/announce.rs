@@ -112,10 +112,7 @@ fn addresses(slices: &[EndpointSlice]) -> BTreeSet<SocketAddr> {
 
 /// Returns the file's content: a line for each place.
 fn text(places: &BTreeSet<SocketAddr>) -> String {
-    let lines = places
-        .iter()
-        .take(MAX_ADDRESSES)
-        .map(|place| format!("{place}\n"));
+    let lines = places.iter().take(MAX_ADDRESSES).map(|place| format!("{place}\n"));
     lines.collect()
 }
 

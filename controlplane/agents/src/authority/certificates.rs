@@ -96,10 +96,7 @@ impl Certificates {
 
     /// Returns all authorities that clients must accept, in PEM.
     pub(super) fn bundle(&self) -> String {
-        let successor = self
-            .successor
-            .as_ref()
-            .map(|pair| pair.certificate.as_str());
+        let successor = self.successor.as_ref().map(|pair| pair.certificate.as_str());
         let all = [
             Some(self.signer.certificate.as_str()),
             successor,
@@ -134,11 +131,7 @@ impl Certificates {
                 ..self.clone()
             }));
         }
-        if self
-            .predecessor
-            .as_ref()
-            .is_some_and(|old| left(old).is_zero())
-        {
+        if self.predecessor.as_ref().is_some_and(|old| left(old).is_zero()) {
             return Ok(Some(Self {
                 predecessor: None,
                 ..self.clone()

@@ -109,10 +109,7 @@ impl ConnectionGuard {
 
     /// Returns what the transport proves about the peer.
     pub fn identity(&self) -> &TransportIdentity {
-        self.0
-            .identity
-            .get()
-            .unwrap_or(&TransportIdentity::Anonymous)
+        self.0.identity.get().unwrap_or(&TransportIdentity::Anonymous)
     }
 
     /// Records what the transport proves.

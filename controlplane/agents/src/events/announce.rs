@@ -106,8 +106,7 @@ impl Announcer {
                 event
             }));
         }
-        self.agents
-            .retain(|name, _| snapshot.nodes.contains_key(name));
+        self.agents.retain(|name, _| snapshot.nodes.contains_key(name));
         events
     }
 
@@ -140,10 +139,7 @@ impl Announcer {
                 continue;
             }
             (known.count, known.reported) = (count, Some(now));
-            let last = report
-                .families
-                .iter()
-                .max_by_key(|family| family.last_repair_ms);
+            let last = report.families.iter().max_by_key(|family| family.last_repair_ms);
             let what = last.map_or("", |family| &family.last_repair);
             let note = format!(
                 "another program changed the node's rules, and the agent repaired them ({count} \
@@ -153,8 +149,7 @@ impl Announcer {
             event.instance = count;
             events.push(event);
         }
-        self.repairs
-            .retain(|name, _| snapshot.nodes.contains_key(name));
+        self.repairs.retain(|name, _| snapshot.nodes.contains_key(name));
     }
 
     /// Announces Pods that ended because the time was over.

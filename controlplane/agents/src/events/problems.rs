@@ -65,9 +65,7 @@ fn of_issue(issue: &Issue) -> Option<(Key, Problem)> {
         return None;
     }
     let object = &issue.object;
-    let kind = Kind::WITH_POLICIES
-        .into_iter()
-        .find(|kind| kind.as_str() == object.kind)?;
+    let kind = Kind::WITH_POLICIES.into_iter().find(|kind| kind.as_str() == object.kind)?;
     let key = Key {
         object: Object {
             kind,

@@ -103,10 +103,7 @@ impl Task {
 
     /// Asks other replicas whether they serve agents that are gone here, if there are any.
     async fn ask_others(&mut self) {
-        let is_due = self
-            .served
-            .as_ref()
-            .is_none_or(|(at, _)| at.elapsed() >= ASK);
+        let is_due = self.served.as_ref().is_none_or(|(at, _)| at.elapsed() >= ASK);
         let is_due = is_due && self.hub.fleet.any_gone();
         if let Some(peers) = self.peers.as_ref().filter(|_| is_due) {
             let served = peers.served().await;
@@ -264,10 +261,7 @@ mod tests {
             with.map(|(name, _)| name.to_string()).collect::<Vec<_>>()
         };
         let served = |nodes: &[&str], incomplete| Served {
-            nodes: nodes
-                .iter()
-                .map(|node| (*node).into())
-                .collect::<BTreeSet<_>>(),
+            nodes: nodes.iter().map(|node| (*node).into()).collect::<BTreeSet<_>>(),
             incomplete,
         };
         assert_eq!(agents(None), ["gone", "here"]);

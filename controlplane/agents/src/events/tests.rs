@@ -341,11 +341,7 @@ fn a_service_that_nodes_refuse_is_one_event_of_the_service() {
     }
     rig.agent("n1").connected = false;
     rig.agent("n1").since = at(11);
-    assert!(
-        rig.step(15)
-            .iter()
-            .all(|s| s.starts_with("Normal SyncRecovered"))
-    );
+    assert!(rig.step(15).iter().all(|s| s.starts_with("Normal SyncRecovered")));
     rig.fails("n1", &[]);
     let again =
         "Normal ServiceProgrammed Service web: the kernels of all nodes hold the Service again";

@@ -126,9 +126,7 @@ pub(super) struct Judge {
 impl Judge {
     /// Takes notice of the streams; returns the nodes about which neighbours are to be asked now.
     pub(super) fn look(&mut self, now: Time, signs: &StreamSigns) -> Vec<NodeName> {
-        let stopped = self
-            .looked_at
-            .is_some_and(|at| now.saturating_sub(at) > STOPPED);
+        let stopped = self.looked_at.is_some_and(|at| now.saturating_sub(at) > STOPPED);
         self.looked_at = Some(now);
         if stopped {
             self.hold(
@@ -149,9 +147,7 @@ impl Judge {
             });
         }
         let mut recent = self.cases.values();
-        let recent = recent
-            .by_ref()
-            .filter(|case| now.saturating_sub(case.since) < AT_ONCE);
+        let recent = recent.by_ref().filter(|case| now.saturating_sub(case.since) < AT_ONCE);
         if recent.count() > few(self.all) {
             self.hold(now + AT_ONCE, "many streams were lost at once");
         }
@@ -234,8 +230,7 @@ impl Judge {
     /// Ends rounds that are complete or over.
     fn settle(&mut self, now: Time) {
         for case in self.cases.values_mut() {
-            case.conviction
-                .take_if(|conviction| conviction.until <= now);
+            case.conviction.take_if(|conviction| conviction.until <= now);
             let ends = |open: &mut Open| {
                 let complete = open.words.len() == open.asked.len();
                 let reached = open.words.values().any(|word| *word == Word::Reaches);
@@ -322,9 +317,7 @@ impl Open {
         }
         let neighbours = self.asked.iter().filter(|asked| asked.control.is_some());
         let zones = |of: &mut dyn Iterator<Item = &AskedNode>| {
-            of.filter_map(|asked| asked.zone.clone())
-                .collect::<BTreeSet<_>>()
-                .len()
+            of.filter_map(|asked| asked.zone.clone()).collect::<BTreeSet<_>>().len()
         };
         let misses = |asked: &&AskedNode| self.words.get(&asked.node) == Some(&Word::Misses);
         let count = neighbours.clone().count();

@@ -126,9 +126,7 @@ mod tests {
         let _here = begun.unwrap().0;
         let all = || {
             let all = hub.suspects.shared.all();
-            all.into_keys()
-                .map(|node| node.to_string())
-                .collect::<Vec<_>>()
+            all.into_keys().map(|node| node.to_string()).collect::<Vec<_>>()
         };
         assert!(receive(&hub, &request(1, &["n1"])).is_empty());
         assert!(all().is_empty(), "its own word");

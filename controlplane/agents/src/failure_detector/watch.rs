@@ -112,8 +112,7 @@ impl Watch {
             WatchEvent::Others(others) => self.others = others,
             WatchEvent::Alive(nodes) => {
                 let at = Instant::now();
-                self.elsewhere
-                    .extend(nodes.into_iter().map(|node| (node, at)));
+                self.elsewhere.extend(nodes.into_iter().map(|node| (node, at)));
             }
         }
     }
@@ -130,8 +129,7 @@ impl Watch {
             self.reported_at = None;
         }
         let is_quiet = |node: &NodeName| self.quiet.contains(node);
-        self.elsewhere
-            .retain(|node, at| is_quiet(node) && at.elapsed() < ELSEWHERE);
+        self.elsewhere.retain(|node, at| is_quiet(node) && at.elapsed() < ELSEWHERE);
         let lost = quiet
             .into_iter()
             .filter(|(node, since)| since.elapsed() >= BACK && !self.elsewhere.contains_key(node));
@@ -155,9 +153,7 @@ impl Watch {
         let neighbours = self.neighbours(&nodes);
         for node in due {
             // Nobody can reach a node without an address.
-            let facts = nodes
-                .get(&node)
-                .filter(|facts| addresses(facts).next().is_some());
+            let facts = nodes.get(&node).filter(|facts| addresses(facts).next().is_some());
             let Some(zone) = facts.map(|facts| facts.zone.as_ref()) else {
                 continue;
             };
@@ -172,12 +168,7 @@ impl Watch {
         let mut names = self.hub.fleet.askable(SILENT);
         if names.len() <= ENOUGH {
             let own: BTreeSet<_> = names.iter().cloned().collect();
-            names.extend(
-                self.others
-                    .keys()
-                    .filter(|node| !own.contains(*node))
-                    .cloned(),
-            );
+            names.extend(self.others.keys().filter(|node| !own.contains(*node)).cloned());
         }
         let known = names.into_iter().filter_map(|node| {
             let zone = nodes.get(&node)?.zone.clone();
@@ -193,19 +184,14 @@ impl Watch {
             let question = Arc::new(question(asked, &round.about, nodes));
             let is_here = self.hub.fleet.is_alive(&asked.node, SILENT);
             match self.others.get(&asked.node).filter(|_| !is_here) {
-                Some(at) => there
-                    .entry(*at)
-                    .or_default()
-                    .push((asked.node.clone(), question)),
+                Some(at) => there.entry(*at).or_default().push((asked.node.clone(), question)),
                 None => {
                     let answer = self.hub.fleet.ask(&asked.node, question);
                     let node = asked.node.clone();
                     let answer = async move { answer.await.ok().map(|reported| (node, reported)) };
                     self.wait(
                         round,
-                        answer
-                            .map(|reported| reported.into_iter().collect())
-                            .boxed(),
+                        answer.map(|reported| reported.into_iter().collect()).boxed(),
                     );
                 }
             }
@@ -275,10 +261,7 @@ impl Watch {
             at.is_some_and(|at| at.elapsed() < ELSEWHERE / 2) || suspected.contains_key(*node)
         };
         let quiet = self.quiet.iter().filter(|node| !is_known(node));
-        let quiet = quiet
-            .take(messages::NODES)
-            .map(ToString::to_string)
-            .collect();
+        let quiet = quiet.take(messages::NODES).map(ToString::to_string).collect();
         let (own, from) = (self.own.clone(), self.hub.store.epoch());
         let on_node = self.hub.own_node.get().cloned();
         let announcing = async move {
@@ -309,9 +292,7 @@ impl Watch {
         };
         let mut all = own.clone();
         let others = suspects.shared.all();
-        let others = others
-            .into_iter()
-            .filter(|(node, _)| !self.hub.fleet.is_alive(node, SILENT));
+        let others = others.into_iter().filter(|(node, _)| !self.hub.fleet.is_alive(node, SILENT));
         let others = others.filter(|(node, _)| self.hub.store.knows(node));
         let others = others.filter(|(node, _)| !all.nodes.contains_key(node));
         // Each message of another replica has the age anew, and with it another time.
@@ -352,23 +333,13 @@ impl Watch {
     /// Logs and records what is new.
     fn note(&self, before: &Suspicions, now: &Suspicions) {
         let object = |node: &NodeName| format!("Node/{node}");
-        for (node, of) in now
-            .nodes
-            .iter()
-            .filter(|(node, _)| !before.nodes.contains_key(*node))
-        {
+        for (node, of) in now.nodes.iter().filter(|(node, _)| !before.nodes.contains_key(*node)) {
             let messages = Words(of, now.act).to_string();
             warn!(%node, "the node has been {messages}");
             self.hub.suspects.begun.fetch_add(1, Ordering::Relaxed);
-            self.hub
-                .recorder
-                .notice(NoticeKind::NodeSuspected, object(node), messages);
+            self.hub.recorder.notice(NoticeKind::NodeSuspected, object(node), messages);
         }
-        for node in before
-            .nodes
-            .keys()
-            .filter(|node| !now.nodes.contains_key(*node))
-        {
+        for node in before.nodes.keys().filter(|node| !now.nodes.contains_key(*node)) {
             let why = if self.hub.fleet.is_alive(node, SILENT) {
                 "its agent has a stream"
             } else if self.elsewhere.contains_key(node) {
@@ -379,9 +350,7 @@ impl Watch {
             };
             info!(%node, why, "the node is suspected no more");
             let text = why.to_owned();
-            self.hub
-                .recorder
-                .notice(NoticeKind::NodeReached, object(node), text);
+            self.hub.recorder.notice(NoticeKind::NodeReached, object(node), text);
         }
     }
 }
@@ -395,10 +364,7 @@ fn addresses(facts: &NodeFacts) -> impl Iterator<Item = IpAddr> {
 /// Returns the question for a node: about the quiet one and the control, or none for a witness.
 fn question(asked: &AskedNode, about: &NodeName, nodes: &FactsByNode) -> pb::Inspect {
     let target = |node: &NodeName| {
-        let addresses = nodes
-            .get(node)
-            .into_iter()
-            .flat_map(|facts| addresses(facts));
+        let addresses = nodes.get(node).into_iter().flat_map(|facts| addresses(facts));
         let addresses = addresses.map(|ip| ip.to_string()).collect();
         pb::ReachTarget { addresses }
     };
@@ -412,10 +378,7 @@ fn question(asked: &AskedNode, about: &NodeName, nodes: &FactsByNode) -> pb::Ins
 
 /// Returns what an answer means.
 fn word(asked: &AskedNode, reported: &pb::Inspection) -> Word {
-    let reached = reported
-        .reached
-        .as_ref()
-        .filter(|_| asked.control.is_some());
+    let reached = reported.reached.as_ref().filter(|_| asked.control.is_some());
     match reached.map(|reached| &*reached.nodes) {
         Some([true, ..]) => Word::Reaches,
         Some([false, true, ..]) => Word::Misses,

@@ -45,10 +45,7 @@ impl Clocks {
 
 /// Changes all times of a report.
 pub(crate) fn translate(report: &mut Report, local: impl Fn(u64) -> u64) {
-    let failures = report
-        .failures
-        .iter_mut()
-        .map(|failure| &mut failure.since_ms);
+    let failures = report.failures.iter_mut().map(|failure| &mut failure.since_ms);
     let families = report.families.iter_mut().flat_map(|family| {
         [
             &mut family.error_since_ms,
@@ -56,10 +53,7 @@ pub(crate) fn translate(report: &mut Report, local: impl Fn(u64) -> u64) {
             &mut family.last_repair_ms,
         ]
     });
-    let sync = report
-        .last_sync
-        .as_mut()
-        .map(|sync| &mut sync.finished_at_ms);
+    let sync = report.last_sync.as_mut().map(|sync| &mut sync.finished_at_ms);
     let held = report.held.as_mut().map(|held| &mut held.since_ms);
     for at in failures.chain(families).chain(sync).chain(held) {
         *at = local(*at);

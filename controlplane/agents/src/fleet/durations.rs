@@ -43,10 +43,7 @@ impl Durations {
     }
 
     fn add_to(&mut self, bucket: u16, more: u32) {
-        match self
-            .buckets
-            .binary_search_by_key(&bucket, |(number, _)| *number)
-        {
+        match self.buckets.binary_search_by_key(&bucket, |(number, _)| *number) {
             Ok(at) => self.buckets[at].1 = self.buckets[at].1.saturating_add(more),
             Err(at) => self.buckets.insert(at, (bucket, more)),
         }
@@ -55,11 +52,7 @@ impl Durations {
     /// Returns the histogram for the wire, without the sum.
     pub fn to_wire(&self) -> pb::Histogram {
         pb::Histogram {
-            buckets: self
-                .buckets
-                .iter()
-                .map(|(bucket, _)| (*bucket).into())
-                .collect(),
+            buckets: self.buckets.iter().map(|(bucket, _)| (*bucket).into()).collect(),
             counts: self.buckets.iter().map(|(_, count)| *count).collect(),
             longest_us: u64::try_from(self.longest.as_micros()).unwrap_or(u64::MAX),
         }

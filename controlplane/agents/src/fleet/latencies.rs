@@ -70,11 +70,7 @@ pub(super) fn take_programmed(
     };
     // Agents send no more triggers than are remembered. If one does, it gets no more memory.
     let newest = announced.len().saturating_sub(REMEMBERED);
-    announced
-        .into_iter()
-        .skip(newest)
-        .filter_map(understand)
-        .collect()
+    announced.into_iter().skip(newest).filter_map(understand).collect()
 }
 
 impl Latencies {

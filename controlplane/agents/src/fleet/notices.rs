@@ -58,11 +58,8 @@ pub(super) fn reported(
     let Some(before) = before else {
         return;
     };
-    let repairs: BTreeMap<i32, u64> = before
-        .families
-        .iter()
-        .map(|family| (family.family, family.repairs))
-        .collect();
+    let repairs: BTreeMap<i32, u64> =
+        before.families.iter().map(|family| (family.family, family.repairs)).collect();
     let is_new = |family: &&FamilyStatus| {
         let known = repairs.get(&family.family).copied().unwrap_or_default();
         family.repairs > known
@@ -75,10 +72,7 @@ pub(super) fn reported(
 
 /// Returns what fails on a node, human-readable.
 fn trouble(report: &Report) -> Option<String> {
-    let family = report
-        .families
-        .iter()
-        .find(|family| !family.error.is_empty());
+    let family = report.families.iter().find(|family| !family.error.is_empty());
     if let Some(family) = family {
         return Some(family.error.clone());
     }

@@ -80,9 +80,7 @@ impl Progress {
 
     /// Returns when the node had a revision.
     pub fn when(&self, revision: u64) -> Reached {
-        let before = self
-            .points
-            .partition_point(|point| point.revision < revision);
+        let before = self.points.partition_point(|point| point.revision < revision);
         match self.points.get(before) {
             None => Reached::NotYet,
             Some(point) if point.exact => Reached::At(point.at_ms),
@@ -131,8 +129,7 @@ impl Fleet {
     pub fn progress_bytes(&self) -> usize {
         let agents = self.lock();
         let all = agents.by_node.values();
-        all.map(|agent| agent.progress.points.capacity() * size_of::<Point>())
-            .sum()
+        all.map(|agent| agent.progress.points.capacity() * size_of::<Point>()).sum()
     }
 
     /// Returns when one node had a revision, and the newest revision that it holds; `None` if the node has no agent.

@@ -58,12 +58,7 @@ pub struct AgentRecord {
 /// Returns whether the last report lists virtual servers. Such an agent understands questions about them.
 pub fn has_servers(record: &AgentRecord) -> bool {
     let report = record.report.as_ref();
-    report.is_some_and(|report| {
-        report
-            .families
-            .iter()
-            .any(|family| family.servers.is_some())
-    })
+    report.is_some_and(|report| report.families.iter().any(|family| family.servers.is_some()))
 }
 
 /// Returns when the kernel was last compared according to a report, in milliseconds since 1970 by the agent's

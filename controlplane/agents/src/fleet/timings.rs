@@ -115,8 +115,7 @@ impl Timings {
     pub fn hops(&self) -> Vec<(&'static str, Durations)> {
         let kept = self.lock();
         let hops = Hop::ALL.into_iter().zip(&kept.hops);
-        hops.map(|(hop, durations)| (hop.name(), durations.clone()))
-            .collect()
+        hops.map(|(hop, durations)| (hop.name(), durations.clone())).collect()
     }
 
     /// Returns the durations until kernels held a change, of all nodes and changes.
@@ -217,10 +216,7 @@ impl Session {
         let passed = passed(&self.fleet.store, &self.node, report, before, applied);
         timings.reached(&passed, steps, SystemTime::now());
         // Steps of an update that brought nothing for the node say nothing about changes.
-        let stats = report
-            .last_sync
-            .as_ref()
-            .filter(|sync| sync.revision == applied);
+        let stats = report.last_sync.as_ref().filter(|sync| sync.revision == applied);
         let Some(stats) = stats.filter(|_| !passed.is_empty()) else {
             return;
         };
@@ -229,9 +225,7 @@ impl Session {
             (Hop::Encode, stats.encode_us),
             (Hop::Kernel, stats.kernel_us),
         ];
-        let of_parts = parts
-            .iter()
-            .fold(0_u64, |sum, (_, us)| sum.saturating_add(*us));
+        let of_parts = parts.iter().fold(0_u64, |sum, (_, us)| sum.saturating_add(*us));
         for (hop, us) in parts {
             timings.hop(hop, Duration::from_micros(us));
         }

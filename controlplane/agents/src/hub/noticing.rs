@@ -45,8 +45,7 @@ impl Hub {
             }
             (Some(_), None) => {
                 let text = "no held objects remain".to_owned();
-                self.recorder
-                    .notice(NoticeKind::Released, String::new(), text);
+                self.recorder.notice(NoticeKind::Released, String::new(), text);
             }
             (None, None) | (Some(_), Some(_)) => {}
         }

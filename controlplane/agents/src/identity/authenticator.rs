@@ -372,10 +372,8 @@ impl Caller {
         let Some(token) = &self.token else {
             return Err(no_credential(self.port, authenticator.takes_tokens()));
         };
-        if let Some(owner) = authenticator
-            .listed
-            .as_ref()
-            .and_then(|listed| listed.current().owner(token))
+        if let Some(owner) =
+            authenticator.listed.as_ref().and_then(|listed| listed.current().owner(token))
         {
             return Ok(Some(owner));
         }

@@ -226,9 +226,7 @@ impl Keys {
 
 /// Reads the published keys.
 async fn read(reviews: &Reviews) -> Result<KeySet, Unanswered> {
-    let discovery: Discovery = reviews
-        .document("/.well-known/openid-configuration")
-        .await?;
+    let discovery: Discovery = reviews.document("/.well-known/openid-configuration").await?;
     let published: Published = reviews.document(reviews::KEYS.resource).await?;
     Ok(KeySet::new(discovery.issuer, published))
 }

@@ -59,10 +59,7 @@ impl Reviews {
         };
         let client: kube::Api<TokenReview> = kube::Api::all(self.0.client());
         let params = PostParams::default();
-        let answer = self
-            .0
-            .ask(TOKENS, PATIENCE, client.create(&params, &review))
-            .await?;
+        let answer = self.0.ask(TOKENS, PATIENCE, client.create(&params, &review)).await?;
         let status = answer.status.unwrap_or_default();
         let audiences = status.audiences.unwrap_or_default();
         // An API server that knows no audiences answers without any (TokenReviewStatus.audiences).
@@ -96,10 +93,7 @@ impl Reviews {
         };
         let client: kube::Api<SubjectAccessReview> = kube::Api::all(self.0.client());
         let params = PostParams::default();
-        let answer = self
-            .0
-            .ask(RIGHTS, PATIENCE, client.create(&params, &review))
-            .await?;
+        let answer = self.0.ask(RIGHTS, PATIENCE, client.create(&params, &review)).await?;
         let status = answer.status.unwrap_or_default();
         Ok(match status.allowed && status.denied != Some(true) {
             true => Ok(()),
@@ -114,9 +108,7 @@ impl Reviews {
             asked: KEYS,
             failure: Failure::Malformed(error.to_string()),
         })?;
-        self.0
-            .ask(KEYS, PATIENCE, self.0.client().request(request))
-            .await
+        self.0.ask(KEYS, PATIENCE, self.0.client().request(request)).await
     }
 }
 

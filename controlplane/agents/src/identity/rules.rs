@@ -76,10 +76,7 @@ impl Rules {
             let concerns = rule.users.contains(&subject.name)
                 || subject.groups.iter().any(|group| groups.contains(group));
             concerns
-                && rule
-                    .verbs
-                    .iter()
-                    .any(|allowed| allowed == verb || allowed == ANY)
+                && rule.verbs.iter().any(|allowed| allowed == verb || allowed == ANY)
                 && rule.paths.iter().any(|allowed| covers(allowed, &path))
         })
     }

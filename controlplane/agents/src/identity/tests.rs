@@ -76,15 +76,11 @@ async fn refusals(
     let node: NodeName = "n1".into();
     let connection = ConnectionGuard::of(caller.clone());
     let agent = async {
-        let caller = authenticator
-            .authenticate(Port::Agents, &connection, headers)
-            .await?;
+        let caller = authenticator.authenticate(Port::Agents, &connection, headers).await?;
         caller.authorize_agent(&node).await.map(drop)
     };
     let user = async |right: Right| {
-        let caller = authenticator
-            .authenticate(Port::Status, &connection, headers)
-            .await?;
+        let caller = authenticator.authenticate(Port::Status, &connection, headers).await?;
         caller.may(&right).await
     };
     [
@@ -111,11 +107,7 @@ async fn check_all(cases: Vec<Case>) {
         assert_eq!(found, wanted, "{caller:?} {token:?}");
         refused += found.iter().flatten().count() as u64;
     }
-    let counted: u64 = authenticator
-        .refusals()
-        .iter()
-        .map(|(_, _, count)| count)
-        .sum();
+    let counted: u64 = authenticator.refusals().iter().map(|(_, _, count)| count).sum();
     assert_eq!(counted, refused);
 }
 
@@ -205,9 +197,7 @@ async fn admitted(
     headers: &HeaderMap,
 ) -> CredentialWatch {
     let connection = ConnectionGuard::of(caller);
-    let caller = authenticator
-        .authenticate(Port::Agents, &connection, headers)
-        .await;
+    let caller = authenticator.authenticate(Port::Agents, &connection, headers).await;
     caller.unwrap().authorize_agent(&"n1".into()).await.unwrap()
 }
 
@@ -232,9 +222,7 @@ async fn a_watch_ends_with_its_credential() {
     let folder = TempDir::new().unwrap();
     let authenticator = authenticator(folder.path(), None);
     let connection = ConnectionGuard::of(certificate("alice", &[], Duration::from_secs(600)));
-    let caller = authenticator
-        .authenticate(Port::Status, &connection, &HeaderMap::new())
-        .await;
+    let caller = authenticator.authenticate(Port::Status, &connection, &HeaderMap::new()).await;
     let caller = caller.unwrap();
     let early = timeout(Duration::from_secs(590), caller.ended()).await;
     assert!(early.is_err(), "{early:?}");
@@ -312,11 +300,7 @@ async fn a_renewed_token_that_is_listed_later_keeps_the_stream() {
     let minute = Duration::from_secs(60);
     assert!(timeout(minute, credential_watch.ended()).await.is_err());
     fs::write(&file, "node-1-new,system:node:n1,1,system:nodes\n").unwrap();
-    assert!(
-        timeout(minute * 60, credential_watch.ended())
-            .await
-            .is_err()
-    );
+    assert!(timeout(minute * 60, credential_watch.ended()).await.is_err());
 }
 
 #[tokio::test(start_paused = true)]

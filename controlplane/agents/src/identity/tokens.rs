@@ -102,12 +102,7 @@ impl Tokens {
         has_served: impl Fn(&str) -> bool,
     ) -> Result<Arc<Identity>, Refusal> {
         let id = token_id(token);
-        let known = self
-            .known
-            .lock()
-            .get(&id)
-            .filter(|known| !known.is_over())
-            .cloned();
+        let known = self.known.lock().get(&id).filter(|known| !known.is_over()).cloned();
         if let Some(known) = known.as_ref().filter(|known| known.is_fresh()) {
             return Ok(Arc::clone(&known.identity));
         }
@@ -128,9 +123,7 @@ impl Tokens {
         };
         let for_kplane = match port {
             Port::Agents => true,
-            Port::Status => parts
-                .as_ref()
-                .is_some_and(|parts| parts.claims.aud.has_kplane()),
+            Port::Status => parts.as_ref().is_some_and(|parts| parts.claims.aud.has_kplane()),
         };
         let review = self.reviews.token(token, for_kplane).await;
         self.unanswered.store(review.is_err(), Ordering::Relaxed);

@@ -85,11 +85,7 @@ impl Board {
             let known = self.orders.borrow().is_some();
             let read = place.read().await;
             let older = match &read {
-                Ok(Some(read)) => self
-                    .orders
-                    .borrow()
-                    .as_ref()
-                    .and_then(|now| now.outdated(read)),
+                Ok(Some(read)) => self.orders.borrow().as_ref().and_then(|now| now.outdated(read)),
                 _ => None,
             };
             let is_older = older.is_some();
@@ -181,10 +177,7 @@ impl Board {
 
     fn complain(&self, code: Reason, why: &str, known: bool) {
         let mut trouble = self.trouble.lock();
-        if trouble
-            .as_ref()
-            .is_some_and(|(_, reported)| reported == why)
-        {
+        if trouble.as_ref().is_some_and(|(_, reported)| reported == why) {
             return;
         }
         match known {

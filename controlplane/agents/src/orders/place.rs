@@ -192,9 +192,7 @@ impl Place {
 }
 
 fn folder_of(file: &Path) -> &Path {
-    let folder = file
-        .parent()
-        .filter(|folder| !folder.as_os_str().is_empty());
+    let folder = file.parent().filter(|folder| !folder.as_os_str().is_empty());
     folder.unwrap_or(Path::new("."))
 }
 
@@ -236,9 +234,7 @@ fn read_file(path: &Path) -> Result<Option<Orders>, Trouble> {
     };
     let mut bytes = Vec::new();
     let most = MAX_BYTES as u64 + 1;
-    file.take(most)
-        .read_to_end(&mut bytes)
-        .map_err(disk(path))?;
+    file.take(most).read_to_end(&mut bytes).map_err(disk(path))?;
     let text = String::from_utf8_lossy(&bytes);
     Ok(Some(Orders::read(&text)?))
 }

@@ -53,16 +53,10 @@ impl Peers {
         let mut open: BTreeSet<NodeName> = nodes.iter().map(|(node, _)| node.clone()).collect();
         let mut heard = Vec::new();
         let (nodes, questions): (Vec<NodeName>, Vec<Arc<pb::Inspect>>) = nodes.into_iter().unzip();
-        let all_alike = questions
-            .windows(2)
-            .all(|pair| Arc::ptr_eq(&pair[0], &pair[1]));
-        let each = questions
-            .iter()
-            .map(|question| pb::Inspect::clone(question));
+        let all_alike = questions.windows(2).all(|pair| Arc::ptr_eq(&pair[0], &pair[1]));
+        let each = questions.iter().map(|question| pb::Inspect::clone(question));
         let request = pb::AskRequest {
-            question: questions
-                .first()
-                .map(|question| pb::Inspect::clone(question)),
+            question: questions.first().map(|question| pb::Inspect::clone(question)),
             nodes: nodes.iter().map(ToString::to_string).collect(),
             within_ms: millis(timeouts.within),
             each_ms: millis(timeouts.each),

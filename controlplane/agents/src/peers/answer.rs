@@ -263,10 +263,7 @@ impl Answer {
 
     /// Returns the index of a Service in the answer.
     pub fn index_of(&self, service: &ServiceName) -> Option<usize> {
-        self.question
-            .services
-            .iter()
-            .position(|name| name == service)
+        self.question.services.iter().position(|name| name == service)
     }
 
     /// Returns whether the replica publishes the same of a Service.
@@ -277,8 +274,6 @@ impl Answer {
 
     /// Returns the durations of a Service's last change.
     pub fn durations(&self, index: usize) -> Option<&Durations> {
-        self.services
-            .get(index)
-            .map(|published| &published.durations)
+        self.services.get(index).map(|published| &published.durations)
     }
 }

@@ -147,10 +147,7 @@ mod tests {
             ("a/b", None),
             ("me@a", None),
         ] {
-            let parsed = text
-                .parse::<ReplicaAddress>()
-                .ok()
-                .map(|place| place.to_string());
+            let parsed = text.parse::<ReplicaAddress>().ok().map(|place| place.to_string());
             assert_eq!(parsed.as_deref(), place, "{text}");
         }
     }

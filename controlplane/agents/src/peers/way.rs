@@ -126,9 +126,7 @@ impl Way {
                 reason: format!("a control plane asks {MAX_REPLICAS} replicas at most"),
             });
         }
-        self.channels
-            .lock()
-            .retain(|target, _| targets.contains(target));
+        self.channels.lock().retain(|target, _| targets.contains(target));
         (targets, missing)
     }
 
@@ -143,9 +141,7 @@ impl Way {
             match answer {
                 Ok(targets) if !targets.is_empty() => *known = targets,
                 _ if !known.is_empty() => {}
-                Ok(_) => found
-                    .missing
-                    .push(nowhere(place, "the name has no address")),
+                Ok(_) => found.missing.push(nowhere(place, "the name has no address")),
                 Err(error) => found.missing.push(nowhere(place, &error.to_string())),
             }
         }

@@ -39,11 +39,7 @@ impl AgentService for AgentServer {
         let caller = match &connection {
             Some(connection) => {
                 let headers = request.metadata().as_ref();
-                Some(
-                    self.authenticator
-                        .authenticate(Port::Agents, connection, headers)
-                        .await?,
-                )
+                Some(self.authenticator.authenticate(Port::Agents, connection, headers).await?)
             }
             None => None,
         };

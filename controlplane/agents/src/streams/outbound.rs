@@ -84,11 +84,7 @@ impl Stream for Outbound {
     fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
         let outbound = &mut *self;
         // No other message may come between the two parts of one.
-        if let Some(rest) = outbound
-            .updates
-            .as_mut()
-            .and_then(|updates| updates.rest.take())
-        {
+        if let Some(rest) = outbound.updates.as_mut().and_then(|updates| updates.rest.take()) {
             outbound.tally.add_bytes(outbound.sent, rest.len());
             return Poll::Ready(Some(Ok(rest)));
         }

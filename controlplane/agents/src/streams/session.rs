@@ -292,11 +292,7 @@ impl Conversation<'_> {
 
     fn receive(&mut self, message: AgentMessage) -> Result<(), Status> {
         self.last_heard = Instant::now();
-        self.pause = self
-            .messages
-            .take(1)
-            .err()
-            .map(|wait| self.last_heard + wait);
+        self.pause = self.messages.take(1).err().map(|wait| self.last_heard + wait);
         self.session.heard();
         match message.kind {
             Some(agent_message::Kind::Report(report)) => {
@@ -307,8 +303,7 @@ impl Conversation<'_> {
             Some(agent_message::Kind::Ping(ping)) => self.postman.pong(ping.token),
             Some(agent_message::Kind::Inspection(announced)) => self.questions.answered(announced),
             Some(agent_message::Kind::Leaving(leaving)) => {
-                self.leaving
-                    .take(&self.hub.departures, &self.node, &leaving);
+                self.leaving.take(&self.hub.departures, &self.node, &leaving);
             }
             Some(agent_message::Kind::Ranges(ranges)) => self.postman.compared(ranges.digests),
             Some(agent_message::Kind::Renewal(renewal)) => {

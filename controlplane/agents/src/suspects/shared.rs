@@ -57,25 +57,17 @@ impl ReplicaWords {
     /// Returns the Nodes on which other replicas run.
     pub(crate) fn nodes(&self) -> Vec<NodeName> {
         let all = self.lock();
-        all.values()
-            .filter_map(|said| said.on_node.clone())
-            .collect()
+        all.values().filter_map(|said| said.on_node.clone()).collect()
     }
 
     /// Returns the nodes whose replicas have fallen silent, and since when.
     pub(crate) fn silent(&self) -> Vec<(NodeName, Instant)> {
         let all = self.lock();
         let is_silent = |said: &Said| said.at.elapsed() > AWAY;
-        let there: BTreeSet<_> = all
-            .values()
-            .filter(|said| !is_silent(said))
-            .map(|said| &said.on_node)
-            .collect();
-        let gone = all
-            .values()
-            .filter(|said| is_silent(said) && said.at.elapsed() < REMEMBERED);
+        let there: BTreeSet<_> =
+            all.values().filter(|said| !is_silent(said)).map(|said| &said.on_node).collect();
+        let gone = all.values().filter(|said| is_silent(said) && said.at.elapsed() < REMEMBERED);
         let gone = gone.filter(|said| !there.contains(&said.on_node));
-        gone.filter_map(|said| Some((said.on_node.clone()?, said.at)))
-            .collect()
+        gone.filter_map(|said| Some((said.on_node.clone()?, said.at))).collect()
     }
 }

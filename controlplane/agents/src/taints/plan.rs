@@ -41,9 +41,7 @@ mod tests {
     use super::*;
 
     fn answers(of: &[(&str, bool)]) -> BTreeMap<NodeName, bool> {
-        of.iter()
-            .map(|(node, answers)| ((*node).into(), *answers))
-            .collect()
+        of.iter().map(|(node, answers)| ((*node).into(), *answers)).collect()
     }
 
     fn tainted(nodes: &[&str]) -> BTreeSet<NodeName> {
@@ -68,10 +66,7 @@ mod tests {
     fn a_few_nodes_get_it_back() {
         let mut of: Vec<_> = (0..19).map(|n| (format!("n{n}"), true)).collect();
         of.push(("broken".to_owned(), false));
-        let of: Vec<_> = of
-            .iter()
-            .map(|(node, answers)| (node.as_str(), *answers))
-            .collect();
+        let of: Vec<_> = of.iter().map(|(node, answers)| (node.as_str(), *answers)).collect();
         let done = plan(&answers(&of), &tainted(&[]));
         assert_eq!(done.writes, [("broken".into(), true)]);
         assert_eq!(plan(&answers(&of), &tainted(&["broken"])), Plan::default());

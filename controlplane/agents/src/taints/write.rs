@@ -33,10 +33,7 @@ pub(super) async fn write(api: &Api, node: &NodeName, wanted: bool) -> Result<bo
         return Ok(false);
     };
     let (params, patch) = (PatchParams::default(), Patch::<Value>::Merge(patch));
-    match api
-        .ask(PATCH, PATIENCE, nodes.patch(node, &params, &patch))
-        .await
-    {
+    match api.ask(PATCH, PATIENCE, nodes.patch(node, &params, &patch)).await {
         Err(unanswered) if unanswered.is_conflict() => Ok(false),
         written => written.map(|_| true),
     }
@@ -45,9 +42,7 @@ pub(super) async fn write(api: &Api, node: &NodeName, wanted: bool) -> Result<bo
 /// Returns the change of a Node; `None` if there is nothing to do. The API server refuses it if the Node has changed.
 fn patch(node: &Node, wanted: bool) -> Option<Value> {
     let spec = node.spec.as_ref();
-    let mut taints = spec
-        .and_then(|spec: &NodeSpec| spec.taints.clone())
-        .unwrap_or_default();
+    let mut taints = spec.and_then(|spec: &NodeSpec| spec.taints.clone()).unwrap_or_default();
     if taints.iter().any(|taint| taint.key == TAINT) == wanted {
         return None;
     }

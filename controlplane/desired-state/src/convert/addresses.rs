@@ -169,10 +169,7 @@ impl SourceRanges {
 }
 
 pub(super) fn source_ranges(spec: &ServiceSpec, report: &mut Report<'_>) -> SourceRanges {
-    let written = spec
-        .load_balancer_source_ranges
-        .as_deref()
-        .unwrap_or_default();
+    let written = spec.load_balancer_source_ranges.as_deref().unwrap_or_default();
     let mut ranges = SourceRanges::default();
     if written.len() > MAX_SOURCE_RANGES {
         report.error(Reason::TooLarge, format!(

@@ -93,9 +93,7 @@ pub fn service_cidr(cidr: &k8s::ServiceCidr, location: &str) -> (Vec<Cidr>, Vec<
 }
 
 fn believable(text: &str) -> Result<Cidr, String> {
-    let cidr: Cidr = text
-        .parse()
-        .map_err(|error| format!("{error}; correct it"))?;
+    let cidr: Cidr = text.parse().map_err(|error| format!("{error}; correct it"))?;
     let wide = |(family, min)| family == cidr.family() && cidr.prefix_len() < min;
     if SERVICE_CIDR_MIN_PREFIX.into_iter().any(wide) {
         return Err(format!(

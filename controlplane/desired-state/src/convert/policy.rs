@@ -28,10 +28,7 @@ fn name_of(kind: Kind, metadata: &ObjectMeta) -> PolicyName {
 pub fn network_policy(policy: &k8s::NetworkPolicy, location: &str) -> (NetworkPolicy, Vec<Issue>) {
     let (metadata, spec) = (&policy.metadata, &policy.spec);
     let mut report = Report::new(Kind::NetworkPolicy, metadata, location);
-    let pods = spec
-        .pod_selector
-        .as_ref()
-        .map_or(Ok(Selector::default()), selector);
+    let pods = spec.pod_selector.as_ref().map_or(Ok(Selector::default()), selector);
     let pods = pods.unwrap_or_else(|problem| {
         let reason =
             format!("spec.podSelector: {problem}; the policy isolates all Pods of the namespace");
@@ -131,9 +128,7 @@ fn rule((place, list, peers, ports): Written<'_>, report: &mut Report<'_>) -> Ru
         let peers = peers.iter().enumerate().filter_map(|(at, peer)| {
             let place = format!("{place}.{list}[{at}]");
             let converted = self::peer(peer, &place, report);
-            converted
-                .map_err(|problem| problems.push(format!("{place}: {problem}")))
-                .ok()
+            converted.map_err(|problem| problems.push(format!("{place}: {problem}"))).ok()
         });
         peers.collect()
     });
@@ -141,9 +136,7 @@ fn rule((place, list, peers, ports): Written<'_>, report: &mut Report<'_>) -> Ru
         let ports = ports.iter().enumerate().filter_map(|(at, port)| {
             let place = format!("{place}.ports[{at}]");
             let converted = self::port(port);
-            converted
-                .map_err(|problem| problems.push(format!("{place}: {problem}")))
-                .ok()
+            converted.map_err(|problem| problems.push(format!("{place}: {problem}"))).ok()
         });
         ports.collect()
     });
@@ -184,9 +177,8 @@ fn peer(peer: &PolicyPeer, place: &str, report: &mut Report<'_>) -> Result<PeerS
 
 fn block(block: &k8s::IpBlock, place: &str, report: &mut Report<'_>) -> Result<Block, String> {
     let mut read = |field: &str, text: &str| {
-        let range: Cidr = text
-            .parse()
-            .map_err(|error| format!("ipBlock.{field}: {error}; correct it"))?;
+        let range: Cidr =
+            text.parse().map_err(|error| format!("ipBlock.{field}: {error}; correct it"))?;
         if range.to_string() != text {
             let reason =
                 format!("{place}.ipBlock.{field}: {text:?} counts as {range}; write it like that");
@@ -244,7 +236,8 @@ pub(super) fn selector(written: &LabelSelector) -> Result<Selector, String> {
     let labels = labels.map(|(key, value)| Ok(Requirement::In(shared(key), vec![shared(value)])));
     let expressions = written.match_expressions.iter().flatten().map(|expression| {
         let key = shared(&expression.key);
-        let mut values: Vec<Arc<str>> = expression.values.iter().flatten().map(|text| shared(text)).collect();
+        let mut values: Vec<Arc<str>> =
+            expression.values.iter().flatten().map(|text| shared(text)).collect();
         values.sort_unstable();
         values.dedup();
         match (expression.operator.as_str(), values.is_empty()) {
@@ -261,9 +254,7 @@ pub(super) fn selector(written: &LabelSelector) -> Result<Selector, String> {
             )),
         }
     });
-    let mut requirements = labels
-        .chain(expressions)
-        .collect::<Result<Vec<_>, String>>()?;
+    let mut requirements = labels.chain(expressions).collect::<Result<Vec<_>, String>>()?;
     requirements.sort_unstable();
     requirements.dedup();
     Ok(Selector(requirements))
@@ -278,20 +269,14 @@ pub fn namespace(namespace: &k8s::Namespace) -> Labels {
 
 pub(super) fn shared_labels(labels: &k8s::Texts) -> Labels {
     let labels = labels.iter();
-    labels
-        .map(|(key, value)| (shared(key), shared(value)))
-        .collect()
+    labels.map(|(key, value)| (shared(key), shared(value))).collect()
 }
 
 /// Converts a Pod. `None` for a Pod that no policy can be about: it has ended (NP18), has no node yet, or uses its node's
 /// network (NP12).
 pub fn pod(pod: &k8s::Pod) -> Option<Pod> {
     let has_ended = matches!(pod.status.phase.as_deref(), Some("Succeeded" | "Failed"));
-    let node = pod
-        .spec
-        .node_name
-        .as_ref()
-        .filter(|name| !name.is_empty())?;
+    let node = pod.spec.node_name.as_ref().filter(|name| !name.is_empty())?;
     if has_ended || pod.spec.host_network {
         return None;
     }
@@ -311,10 +296,7 @@ pub fn pod(pod: &k8s::Pod) -> Option<Pod> {
 fn addresses(status: &k8s::PodStatus) -> Vec<IpAddr> {
     let all = status.pod_ips.iter().flatten().map(|ip| ip.ip.as_str());
     let first = status.pod_ip.as_deref().into_iter();
-    let mut ips: Vec<IpAddr> = first
-        .chain(all)
-        .filter_map(|text| parse_ip(text).ok())
-        .collect();
+    let mut ips: Vec<IpAddr> = first.chain(all).filter_map(|text| parse_ip(text).ok()).collect();
     ips.sort_unstable();
     ips.dedup();
     ips

@@ -41,8 +41,7 @@ impl<'a> Report<'a> {
                 "has {} further problems that are not listed; fix the listed ones first",
                 self.omitted
             );
-            self.issues
-                .push(self.issue(Severity::Error, Reason::MoreProblems, reason));
+            self.issues.push(self.issue(Severity::Error, Reason::MoreProblems, reason));
         }
         self.issues
     }

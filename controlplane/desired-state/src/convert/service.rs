@@ -61,9 +61,7 @@ fn origin(svc: &k8s::Service) -> EndpointOrigin {
     // An entry may have a name only, or an address that others serve.
     let given = svc.status.load_balancer.ingress.iter().flatten().next();
     let labels = spec.selector.iter().flat_map(|labels| labels.iter());
-    let labels: Vec<String> = labels
-        .map(|(key, value)| format!("{key}={value}"))
-        .collect();
+    let labels: Vec<String> = labels.map(|(key, value)| format!("{key}={value}")).collect();
     let ports = spec.ports.iter().flatten().take(MAX_SERVICE_PORTS);
     let named = ports.filter_map(|port| {
         Some((
@@ -103,9 +101,9 @@ fn skip_reason(svc: &k8s::Service) -> Option<SkipReason> {
 /// two.
 fn cluster_ips(spec: &ServiceSpec) -> Vec<&str> {
     match (spec.cluster_ips.as_deref(), spec.cluster_ip.as_deref()) {
-        (Some(all), Some(first)) if !all.is_empty() => std::iter::once(first)
-            .chain(all.iter().skip(1).map(String::as_str))
-            .collect(),
+        (Some(all), Some(first)) if !all.is_empty() => {
+            std::iter::once(first).chain(all.iter().skip(1).map(String::as_str)).collect()
+        }
         (Some(all), None) => all.iter().map(String::as_str).collect(),
         (_, Some(first)) => vec![first],
         (None, None) => Vec::new(),

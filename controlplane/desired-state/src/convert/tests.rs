@@ -19,8 +19,5 @@ fn yaml<T: DeserializeOwned>(text: &str) -> T {
 
 /// Formats issues as the operator sees them.
 fn lines(issues: &[Issue]) -> Vec<String> {
-    issues
-        .iter()
-        .map(|issue| format!("{}: {issue}", issue.severity))
-        .collect()
+    issues.iter().map(|issue| format!("{}: {issue}", issue.severity)).collect()
 }

@@ -53,9 +53,7 @@ fn whole(
             ));
         }
     };
-    let priority = spec
-        .priority
-        .filter(|priority| (0..=MAX_PRIORITY).contains(priority));
+    let priority = spec.priority.filter(|priority| (0..=MAX_PRIORITY).contains(priority));
     let priority = priority.and_then(|priority| u16::try_from(priority).ok());
     let subject = peer(&spec.subject).map_err(|problem| format!("subject: {problem}"))?;
     let Some(PeerSpec::Pods { namespaces, pods }) = subject.into_iter().next() else {
@@ -185,9 +183,8 @@ fn peer(written: &ClusterPeer) -> Result<Vec<PeerSpec>, String> {
         (None, None, Some(nodes), None) => Ok(vec![PeerSpec::Nodes(select("nodes", Some(nodes))?)]),
         (None, None, None, Some(networks)) => {
             let networks = networks.iter().map(|text| {
-                let range: Cidr = text
-                    .parse()
-                    .map_err(|error| format!("networks: {error}; correct it"))?;
+                let range: Cidr =
+                    text.parse().map_err(|error| format!("networks: {error}; correct it"))?;
                 Ok(PeerSpec::Block(Block {
                     range,
                     except: Vec::new(),
@@ -207,9 +204,7 @@ fn ports(written: &ClusterProtocol) -> Result<Vec<PolicyPort>, String> {
         (Protocol::Udp, &written.udp),
         (Protocol::Sctp, &written.sctp),
     ];
-    let mut of = of
-        .into_iter()
-        .filter_map(|(protocol, ports)| Some((protocol, ports.as_ref()?)));
+    let mut of = of.into_iter().filter_map(|(protocol, ports)| Some((protocol, ports.as_ref()?)));
     match (of.next(), of.next(), &written.destination_named_port) {
         (Some((protocol, ports)), None, None) => Ok(vec![port(protocol, ports)?]),
         (None, None, Some(name)) if !name.is_empty() => {

@@ -79,23 +79,12 @@ impl AddressClaims {
         for ip in &after.0 {
             *self.nodes.entry(*ip).or_default() += 1;
         }
-        before
-            .1
-            .iter()
-            .for_each(|range| self.pod_ranges.remove(*range));
-        after
-            .1
-            .iter()
-            .for_each(|range| self.pod_ranges.insert(*range));
+        before.1.iter().for_each(|range| self.pod_ranges.remove(*range));
+        after.1.iter().for_each(|range| self.pod_ranges.insert(*range));
         let mut users = BTreeSet::new();
         for (ips, ranges) in [before, after] {
             users.extend(ips.iter().flat_map(|ip| self.users_of(*ip)).cloned());
-            users.extend(
-                ranges
-                    .iter()
-                    .flat_map(|range| self.users_in(*range))
-                    .cloned(),
-            );
+            users.extend(ranges.iter().flat_map(|range| self.users_in(*range)).cloned());
         }
         users
     }
@@ -126,10 +115,7 @@ impl AddressClaims {
         after: &BTreeSet<SocketAddr>,
     ) -> BTreeSet<ServiceName> {
         let differing = before.symmetric_difference(after);
-        differing
-            .flat_map(|place| self.users_of(place.ip()))
-            .cloned()
-            .collect()
+        differing.flat_map(|place| self.users_of(place.ip())).cloned().collect()
     }
 
     fn users_of(&self, ip: IpAddr) -> impl Iterator<Item = &ServiceName> {

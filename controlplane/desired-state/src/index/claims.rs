@@ -90,10 +90,7 @@ impl Claims {
         seniority: &Seniority,
         ports: &[ServicePort],
     ) -> BTreeSet<ServiceName> {
-        let after: Box<[_]> = ports
-            .iter()
-            .flat_map(|port| wanted(port, seniority))
-            .collect();
+        let after: Box<[_]> = ports.iter().flat_map(|port| wanted(port, seniority)).collect();
         let before = self.of.remove(service).unwrap_or_default();
         if before == after {
             self.of.insert(service.clone(), before);

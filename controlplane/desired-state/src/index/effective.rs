@@ -101,9 +101,8 @@ impl Index {
         }
         self.warn_of_external_ips(entry, &mut issues);
         let ports = entry.ports.iter();
-        let ports: Vec<_> = ports
-            .filter_map(|port| self.effective_port(port, &mut issues))
-            .collect();
+        let ports: Vec<_> =
+            ports.filter_map(|port| self.effective_port(port, &mut issues)).collect();
         let mut ports = self.with_endpoints(ports, &mut issues);
         if let Some(refusal) = self.refuse_proxy(&mut ports) {
             issues.add(Severity::Warning, Reason::ProxyRefused, || refusal);
@@ -160,8 +159,7 @@ impl Index {
         let not_here = || "this Service is not served there".to_owned();
         let mut fitting = |ips: &[IpAddr]| -> Vec<IpAddr> {
             let ips = ips.iter().copied();
-            ips.filter(|ip| gets(address_claim(port, *ip), &not_here))
-                .collect()
+            ips.filter(|ip| gets(address_claim(port, *ip), &not_here)).collect()
         };
         let external_ips = fitting(&port.external_ips);
         let load_balancer_ips = fitting(&port.load_balancer_ips);
@@ -205,9 +203,7 @@ impl Index {
     }
 
     fn warn_of_nodes(&self, external: &[IpAddr], issues: &mut Issues<'_>) {
-        let mut of_nodes = external
-            .iter()
-            .filter(|ip| self.address_claims.is_of_a_node(**ip));
+        let mut of_nodes = external.iter().filter(|ip| self.address_claims.is_of_a_node(**ip));
         if let Some(ip) = of_nodes.next() {
             let more = match of_nodes.count() {
                 0 => String::new(),
@@ -299,9 +295,7 @@ impl Index {
     fn listed(&self, port: &ServicePort) -> impl Iterator<Item = &SliceEndpoints> {
         let key = &port.key;
         let slices = self.slices_of.get(&key.service).into_iter().flatten();
-        let ports = slices
-            .filter_map(|id| self.slices.get(id))
-            .flat_map(|slice| &slice.ports);
+        let ports = slices.filter_map(|id| self.slices.get(id)).flat_map(|slice| &slice.ports);
         ports.filter(move |p| {
             p.family == key.family && p.protocol == key.protocol && p.port_name == key.port_name
         })

@@ -82,9 +82,7 @@ impl CliffGuard {
             (loss.namespaces, loss.of_namespaces, "Namespaces", removed),
             (loss.pods, loss.of_pods, "Pods", removed),
         ];
-        let cliff = losses
-            .into_iter()
-            .find(|(lost, of, ..)| self.exceeds(*lost, *of));
+        let cliff = losses.into_iter().find(|(lost, of, ..)| self.exceeds(*lost, *of));
         cliff.map(|(lost, of, what, how)| format!("{lost} of {of} {what} {how}"))
     }
 

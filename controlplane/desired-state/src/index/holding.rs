@@ -137,10 +137,8 @@ impl Holding {
         let services = self.objects.keys().filter(|id| id.kind == Kind::Service);
         let services = services.map(service_name);
         let emptied = without_endpoints.len();
-        let mut examples: Vec<_> = services
-            .take(EXAMPLES)
-            .chain(without_endpoints.take(EXAMPLES))
-            .collect();
+        let mut examples: Vec<_> =
+            services.take(EXAMPLES).chain(without_endpoints.take(EXAMPLES)).collect();
         examples.sort();
         examples.truncate(EXAMPLES);
         Held {

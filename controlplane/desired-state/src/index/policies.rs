@@ -108,9 +108,7 @@ impl Index {
         let before = self.beyond.iter().map(|(name, excess)| (name, *excess));
         if !policies.beyond_share().eq(before) {
             let beyond = policies.beyond_share();
-            self.beyond = beyond
-                .map(|(name, excess)| (name.clone(), excess))
-                .collect();
+            self.beyond = beyond.map(|(name, excess)| (name.clone(), excess)).collect();
             *issues_changed = true;
         }
         let before = self.address_conflicts.iter();

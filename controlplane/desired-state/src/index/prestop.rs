@@ -76,9 +76,7 @@ impl Index {
         let is_ending = |e: &Endpoint| pod.has(e.addr) && e.terminating;
         pod.services.iter().any(|service| {
             let ports = self.effective(service).ports.into_iter();
-            ports
-                .flat_map(|(_, endpoints)| endpoints)
-                .any(|e| is_ending(&e))
+            ports.flat_map(|(_, endpoints)| endpoints).any(|e| is_ending(&e))
         })
     }
 

@@ -92,9 +92,7 @@ impl Index {
         };
         let at_node = || {
             let claim = node_port_claim(port, number);
-            self.address_claims
-                .is_of_a_node(ip)
-                .then(|| self.claims.owner(&claim))?
+            self.address_claims.is_of_a_node(ip).then(|| self.claims.owner(&claim))?
         };
         let owner = self.claims.owner(&address).or_else(at_node)?;
         Some(owner.to_string())

@@ -26,13 +26,10 @@ impl Index {
             None => drop(self.skipped.remove(&name)),
         }
         let entry = self.services.entry(name.clone()).or_default();
-        entry
-            .created
-            .clone_from(&service.metadata.creation_timestamp);
+        entry.created.clone_from(&service.metadata.creation_timestamp);
         entry.uid = service.metadata.uid;
         entry.location = location;
-        self.address_claims
-            .replace_user(&name, &entry.ports, &converted.ports);
+        self.address_claims.replace_user(&name, &entry.ports, &converted.ports);
         causes::compare_ports(&mut cause, &entry.ports, &converted.ports);
         entry.ports = converted.ports;
         entry.origin = converted.origin;

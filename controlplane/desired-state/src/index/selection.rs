@@ -42,10 +42,7 @@ impl Selection {
         let wanted = |wanted: &str, is: &str| wanted.is_empty() || wanted == is;
         wanted(&self.namespace, &service.namespace)
             && wanted(&self.name, &service.name)
-            && self
-                .after
-                .as_ref()
-                .is_none_or(|after| *service >= after.service)
+            && self.after.as_ref().is_none_or(|after| *service >= after.service)
     }
 
     /// Returns the ServicePorts that fit into a page. They come sorted by key, and are computed as they are needed.

@@ -142,10 +142,8 @@ impl Index {
     /// Handles a later list that agrees: held objects that it did not name either are gone.
     fn listed_again(&mut self, kind: Kind, step: &mut Step) {
         self.completeness.listed_again(kind);
-        let mut agreed = self
-            .holding
-            .as_ref()
-            .map_or_else(Vec::new, |holding| holding.unnamed(kind));
+        let mut agreed =
+            self.holding.as_ref().map_or_else(Vec::new, |holding| holding.unnamed(kind));
         agreed.extend(step.unnamed.extract_if(.., |id| id.kind == kind));
         agreed.iter().for_each(|id| self.let_go(id, step));
     }
@@ -230,9 +228,7 @@ impl Index {
     }
 
     fn holds(&self, id: &ObjectId) -> bool {
-        self.holding
-            .as_ref()
-            .is_some_and(|holding| holding.contains(id))
+        self.holding.as_ref().is_some_and(|holding| holding.contains(id))
     }
 
     fn belongs_to_held(&self, id: &ObjectId) -> bool {
@@ -259,11 +255,7 @@ impl Index {
                 && !self.has_other_endpoints(name, &leaving)
         });
         let held = self.holding.as_ref().map_or(0, Holding::services);
-        let of_kind = |kind| {
-            ids.iter()
-                .filter(|id| id.kind == kind && self.serves(id))
-                .count()
-        };
+        let of_kind = |kind| ids.iter().filter(|id| id.kind == kind && self.serves(id)).count();
         let all = |kind| self.resync.count(kind) + of_kind(kind);
         Loss {
             services: services.len(),

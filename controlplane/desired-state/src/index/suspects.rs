@@ -77,8 +77,7 @@ impl Index {
                 name: node,
             };
             let cause = Cause::new(id, 0, &place.into(), Verb::Changed);
-            self.pending
-                .note(None, Some(cause).filter(|_| self.is_synced()));
+            self.pending.note(None, Some(cause).filter(|_| self.is_synced()));
         }
         self.pending.observed_at.get_or_insert(at);
         self.publish_pending()
@@ -86,12 +85,8 @@ impl Index {
 
     /// Returns the Services with endpoints on some nodes.
     fn services_on(&self, nodes: &BTreeSet<NodeName>) -> BTreeSet<ServiceName> {
-        let is_there = |endpoint: &Endpoint| {
-            endpoint
-                .node
-                .as_ref()
-                .is_some_and(|node| nodes.contains(node))
-        };
+        let is_there =
+            |endpoint: &Endpoint| endpoint.node.as_ref().is_some_and(|node| nodes.contains(node));
         let slices = self.slices.values();
         let there = slices.filter(|slice| {
             let mut ports = slice.ports.iter();
@@ -120,9 +115,7 @@ impl Index {
             return Vec::new();
         }
         let slices = self.slices_of.get(name).into_iter().flatten();
-        let ports = slices
-            .filter_map(|id| self.slices.get(id))
-            .flat_map(|slice| &slice.ports);
+        let ports = slices.filter_map(|id| self.slices.get(id)).flat_map(|slice| &slice.ports);
         let mut by_node = BTreeMap::<&NodeName, BTreeSet<_>>::new();
         for endpoint in ports.flat_map(|port| &port.endpoints) {
             if let Some(node) = &endpoint.node

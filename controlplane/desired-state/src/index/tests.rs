@@ -73,18 +73,12 @@ pub(crate) fn index(objects: &[Value]) -> (Index, Publication) {
 }
 
 fn apply(index: &mut Index, value: &Value) -> Publication {
-    index
-        .apply(batch(vec![Event::Apply(object(value))]))
-        .publication
-        .unwrap()
+    index.apply(batch(vec![Event::Apply(object(value))])).publication.unwrap()
 }
 
 fn delete(index: &mut Index, value: &Value) -> Publication {
     let id = object(value).object.id();
-    index
-        .apply(batch(vec![Event::Delete(id)]))
-        .publication
-        .unwrap()
+    index.apply(batch(vec![Event::Delete(id)])).publication.unwrap()
 }
 
 /// Formats a publication as `name: endpoints` or `name: gone`.
@@ -92,12 +86,7 @@ fn summary(publication: &Publication) -> Vec<String> {
     let line = |(key, published): &(ServiceKey, Option<Published>)| match published {
         None => format!("{}: gone", key.service.name),
         Some(p) => {
-            let ips: Vec<String> = p
-                .variants
-                .default
-                .iter()
-                .map(|e| e.ip.to_string())
-                .collect();
+            let ips: Vec<String> = p.variants.default.iter().map(|e| e.ip.to_string()).collect();
             format!("{}: {}", key.service.name, ips.join(" "))
         }
     };
@@ -202,12 +191,7 @@ fn a_new_list_deletes_what_it_does_not_name_and_nothing_before_it_ends() {
         ["api: gone", "web: "]
     );
     // An end without a beginning means nothing.
-    assert!(
-        index
-            .apply(batch(vec![Event::InitDone(Kind::Service)]))
-            .publication
-            .is_none()
-    );
+    assert!(index.apply(batch(vec![Event::InitDone(Kind::Service)])).publication.is_none());
 }
 
 #[test]
@@ -222,9 +206,7 @@ fn the_older_service_keeps_a_contested_address_and_the_other_gets_it_afterwards(
     let young = with_ip("a-young", "10.96.0.2", "2026-02-01T00:00:00Z");
     let externals = |publication: &Publication, name: &str| {
         let mut published = publication.services.iter();
-        let (_, published) = published
-            .find(|(key, _)| &*key.service.name == name)
-            .unwrap();
+        let (_, published) = published.find(|(key, _)| &*key.service.name == name).unwrap();
         published.as_ref().unwrap().port.external_ips.clone()
     };
     let ip: IpAddr = "203.0.113.1".parse().unwrap();

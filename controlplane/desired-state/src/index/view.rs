@@ -212,9 +212,7 @@ impl Index {
         let is_stray = |(id, issues): &(&ObjectId, &Vec<Issue>)| {
             id.kind == Kind::EndpointSlice
                 && id.namespace == of.namespace
-                && issues
-                    .iter()
-                    .any(|issue| issue.code == Reason::SliceWithoutService)
+                && issues.iter().any(|issue| issue.code == Reason::SliceWithoutService)
         };
         let strays = self.object_issues.iter().filter(is_stray);
         let mut strays: Vec<_> = strays.map(|(id, _)| id.name.clone()).collect();
@@ -225,11 +223,7 @@ impl Index {
 
     /// Returns the UID of a Service, or of an object that has issues of its own.
     pub fn uid(&self, id: &ObjectId) -> Option<Uid> {
-        let service = || {
-            self.services
-                .get(&service_name(id))
-                .and_then(|entry| entry.uid)
-        };
+        let service = || self.services.get(&service_name(id)).and_then(|entry| entry.uid);
         let refused = self.refused_uids.get(id).copied();
         match id.kind {
             Kind::Service => service().or(refused),
@@ -244,8 +238,6 @@ impl Index {
 
     fn ports_of(&self, name: &ServiceName) -> Vec<PortView> {
         let ports = self.effective(name).ports.into_iter();
-        ports
-            .map(|(port, endpoints)| PortView { port, endpoints })
-            .collect()
+        ports.map(|(port, endpoints)| PortView { port, endpoints }).collect()
     }
 }

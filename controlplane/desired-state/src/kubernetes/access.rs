@@ -175,9 +175,7 @@ struct Current {
 
 impl std::fmt::Debug for Current {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Current")
-            .field("server", &self.server)
-            .finish_non_exhaustive()
+        f.debug_struct("Current").field("server", &self.server).finish_non_exhaustive()
     }
 }
 
@@ -297,11 +295,7 @@ async fn open(
         .map_err(|error| client_error(&place, &error))?;
     Ok(Current {
         client,
-        server: config
-            .cluster_url
-            .to_string()
-            .trim_end_matches('/')
-            .to_owned(),
+        server: config.cluster_url.to_string().trim_end_matches('/').to_owned(),
         renewed_at: Instant::now(),
     })
 }
@@ -312,10 +306,7 @@ async fn read(path: &Path) -> Result<Config, AccessError> {
     check_names(path, &kubeconfig)?;
     let cluster = cluster_of(&kubeconfig);
     let server = cluster.and_then(|cluster| cluster.server.clone());
-    if let Some(proxy) = cluster
-        .and_then(|c| c.proxy_url.clone())
-        .filter(|p| !p.is_empty())
-    {
+    if let Some(proxy) = cluster.and_then(|c| c.proxy_url.clone()).filter(|p| !p.is_empty()) {
         return Err(AccessError::Proxy {
             place: format!("the kubeconfig {}", path.display()),
             proxy,
@@ -349,11 +340,7 @@ fn cluster_of(kubeconfig: &Kubeconfig) -> Option<&Cluster> {
 /// Checks that all names refer to existing entries. With a missing user, requests would silently be anonymous.
 fn check_names(path: &Path, kubeconfig: &Kubeconfig) -> Result<(), AccessError> {
     let file = || path.display().to_string();
-    let Some(current) = kubeconfig
-        .current_context
-        .as_ref()
-        .filter(|c| !c.is_empty())
-    else {
+    let Some(current) = kubeconfig.current_context.as_ref().filter(|c| !c.is_empty()) else {
         return Err(AccessError::NoContext { file: file() });
     };
     let context = kubeconfig.contexts.iter().find(|c| c.name == *current);

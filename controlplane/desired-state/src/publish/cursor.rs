@@ -257,14 +257,8 @@ impl State {
         if view.facts.is_none() {
             digest.add(self.stranger(node).1);
         }
-        let zone = view
-            .zone
-            .as_ref()
-            .and_then(|zone| self.zone_digests.get(zone));
-        zone.copied()
-            .unwrap_or_default()
-            .plus(view.variants_digest)
-            .plus(digest)
+        let zone = view.zone.as_ref().and_then(|zone| self.zone_digests.get(zone));
+        zone.copied().unwrap_or_default().plus(view.variants_digest).plus(digest)
     }
 
     /// Returns whether a ServicePort is published.
@@ -275,9 +269,7 @@ impl State {
     pub(super) fn wanted(&self, node: &str) -> u64 {
         let view = self.views.get(node);
         let zone = view.and_then(|v| v.zone.as_deref());
-        let own = view
-            .and_then(|v| v.log.newest_first().next())
-            .map_or(0, |(r, _)| r);
+        let own = view.and_then(|v| v.log.newest_first().next()).map_or(0, |(r, _)| r);
         let stranger = view.is_none_or(|view| view.facts.is_none());
         let own = own.max(if stranger { self.strangers_revision } else { 0 });
         let mut shared = self.log.newest_first();

@@ -29,9 +29,7 @@ impl EncodedPolicies {
             shared.map(|(key, object)| (DesiredKey::Policy(key), object.map(Encoded::part)));
         let own = changes.own.into_iter().map(|change| EncodedOwn {
             key: DesiredKey::Policy(change.key),
-            object: change
-                .object
-                .map(|object| encode(&DesiredObject::Policy(object))),
+            object: change.object.map(|object| encode(&DesiredObject::Policy(object))),
             nodes: change.nodes,
         });
         Self {

@@ -123,10 +123,7 @@ impl Walk {
         };
         cursor.pass(upto, encoded_snapshot.revision);
         Some(match self.packed {
-            true => encoded
-                .packed
-                .get_or_init(|| pack(&encoded.message))
-                .clone(),
+            true => encoded.packed.get_or_init(|| pack(&encoded.message)).clone(),
             false => encoded.message.clone(),
         })
     }

@@ -116,14 +116,11 @@ pub(super) struct View {
 
 impl Shared {
     pub(super) fn resolve(&self, node: &str, zone: Option<&str>) -> &Blob {
-        self.by_node
-            .get(node)
-            .unwrap_or_else(|| self.resolve_zone(zone))
+        self.by_node.get(node).unwrap_or_else(|| self.resolve_zone(zone))
     }
 
     pub(super) fn resolve_zone(&self, zone: Option<&str>) -> &Blob {
-        zone.and_then(|zone| self.by_zone.get(zone))
-            .unwrap_or(&self.default)
+        zone.and_then(|zone| self.by_zone.get(zone)).unwrap_or(&self.default)
     }
 
     /// Returns whether the variants are for the same zones and nodes as those of `encoded`.
@@ -235,9 +232,7 @@ impl State {
         let for_nodes: Vec<NodeName> = for_nodes.cloned().collect();
         self.forget_variants(
             key,
-            for_nodes
-                .iter()
-                .filter(|node| !encoded.by_node.contains_key(*node)),
+            for_nodes.iter().filter(|node| !encoded.by_node.contains_key(*node)),
         );
         if let Some(before) = &before {
             self.count_digests(before, false);

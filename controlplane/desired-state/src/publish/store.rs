@@ -166,8 +166,7 @@ impl Store {
         state.trust_changes += 1;
         let changes = state.trust_changes;
         drop(state);
-        self.head
-            .send_modify(|head| head.trust = head.trust.max(changes));
+        self.head.send_modify(|head| head.trust = head.trust.max(changes));
         self.announce();
     }
 

@@ -316,8 +316,7 @@ impl World {
                 let had = std::mem::take(&mut self.policies);
                 let left = had.keys().filter(|node| !now.contains(node));
                 change(None, left.copied().collect());
-                self.policies
-                    .extend(now.iter().map(|node| (*node, *is_new)));
+                self.policies.extend(now.iter().map(|node| (*node, *is_new)));
                 let now = self.policies.keys().copied().collect();
                 change(Some(PolicyObject::Policy(policy.clone())), now);
             }
@@ -573,9 +572,7 @@ fn a_name_that_is_no_node_takes_no_revision() {
 fn a_stranger_knows_whether_there_are_nodes() {
     let store = Store::new(7);
     let mut agents = ["n1", "n2"].map(Agent::new);
-    agents
-        .iter()
-        .for_each(|agent| store.attend(&agent.node.into()));
+    agents.iter().for_each(|agent| store.attend(&agent.node.into()));
     let gone = |name| NodeFacts {
         known: false,
         ..node(name, None)

@@ -100,10 +100,7 @@ impl Store {
         for (key, shared) in followed.keys.iter().filter_map(shared) {
             let variants = shared.by_zone.values().chain(shared.by_node.values());
             let local = DesiredKey::Local(key);
-            let views = shared
-                .local_nodes
-                .iter()
-                .filter_map(|node| state.views.get(node));
+            let views = shared.local_nodes.iter().filter_map(|node| state.views.get(node));
             let locals = views.filter_map(|view| view.objects.get(&local));
             for blob in [&shared.default].into_iter().chain(variants).chain(locals) {
                 digest.add(blob.hash);

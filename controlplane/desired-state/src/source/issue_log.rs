@@ -90,11 +90,7 @@ mod tests {
         sorted.sort();
         let lines = log.new_lines(&[], &sorted);
         assert_eq!(lines.len(), 2);
-        assert!(
-            lines
-                .iter()
-                .all(|(_, line)| line.len() < 500 && !line.contains('\u{1b}'))
-        );
+        assert!(lines.iter().all(|(_, line)| line.len() < 500 && !line.contains('\u{1b}')));
         assert!(
             lines[0]
                 .1
@@ -104,9 +100,8 @@ mod tests {
         assert_eq!(log.new_lines(&sorted, &sorted), []);
         // One after the other: a few have a line, and the rest is counted.
         let one_by_one = |log: &mut IssueLog| -> usize {
-            let steps = all
-                .iter()
-                .map(|issue| log.new_lines(&[], std::slice::from_ref(issue)).len());
+            let steps =
+                all.iter().map(|issue| log.new_lines(&[], std::slice::from_ref(issue)).len());
             steps.sum()
         };
         assert_eq!(one_by_one(&mut log), 2 * 4);

@@ -121,10 +121,7 @@ impl Upstream {
 
     /// Returns whether the server does not have a kind that the source asked for.
     pub fn is_absent(&self, kind: Kind) -> bool {
-        self.kinds
-            .lock()
-            .get(&kind)
-            .is_some_and(|state| state.absent)
+        self.kinds.lock().get(&kind).is_some_and(|state| state.absent)
     }
 
     /// Sets the identity of the cluster, which does not change while the process runs.
@@ -164,8 +161,7 @@ impl Upstream {
     /// Asks the source for another list, because the index or an agent keeps objects that the last
     /// one lacked. Costs nothing while a list is in progress; the source limits how often it lists.
     pub fn look_again(&self) {
-        self.looks
-            .send_modify(|looks| *looks = looks.wrapping_add(1));
+        self.looks.send_modify(|looks| *looks = looks.wrapping_add(1));
     }
 
     /// Returns a receiver that is notified of requests for a second list.

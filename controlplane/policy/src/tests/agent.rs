@@ -51,22 +51,18 @@ impl Agent {
 
     /// Returns the Pods of all nodes.
     pub(super) fn pods(&self) -> impl Iterator<Item = (&NodeName, &LocalPod)> {
-        self.own
-            .iter()
-            .filter_map(|((node, _), object)| match object {
-                PolicyObject::Pod(pod) => Some((node, pod)),
-                _ => None,
-            })
+        self.own.iter().filter_map(|((node, _), object)| match object {
+            PolicyObject::Pod(pod) => Some((node, pod)),
+            _ => None,
+        })
     }
 
     /// Returns the parts of groups of all nodes.
     pub(super) fn parts(&self) -> impl Iterator<Item = (&NodeName, &GroupPart)> {
-        self.own
-            .iter()
-            .filter_map(|((node, _), object)| match object {
-                PolicyObject::Group(part) => Some((node, part)),
-                _ => None,
-            })
+        self.own.iter().filter_map(|((node, _), object)| match object {
+            PolicyObject::Group(part) => Some((node, part)),
+            _ => None,
+        })
     }
 
     /// Checks that nodes have the policies of their Pods and the groups of these policies, and nothing else.
@@ -80,10 +76,7 @@ impl Agent {
         let mut groups = BTreeSet::new();
         for ((node, _), policy) in &view.policies {
             let rules = Direction::ALL.map(|direction| policy.rules(direction).unwrap_or_default());
-            let peers = rules
-                .into_iter()
-                .flatten()
-                .filter_map(|rule| rule.peers.as_ref());
+            let peers = rules.into_iter().flatten().filter_map(|rule| rule.peers.as_ref());
             groups.extend(peers.flat_map(|peers| peers.groups.iter().map(|group| (*node, *group))));
         }
         for (node, part) in self.parts() {
@@ -94,11 +87,7 @@ impl Agent {
             _ => None,
         });
         let namespaces: BTreeSet<_> = namespaces.collect();
-        assert!(
-            known
-                .iter()
-                .all(|(_, policy)| namespaces.contains(&policy.namespace))
-        );
+        assert!(known.iter().all(|(_, policy)| namespaces.contains(&policy.namespace)));
     }
 
     /// Returns a view in which an address is found quickly. All references must lead somewhere.
@@ -113,8 +102,7 @@ impl Agent {
                     };
                     let chain = vec![class.id, class.parent, PeerId::ALL_PODS];
                     view.peers.insert(peer.address, (chain, &class.ports));
-                    view.tiers
-                        .extend(peer.tier.map(|tier| (peer.address, tier)));
+                    view.tiers.extend(peer.tier.map(|tier| (peer.address, tier)));
                 }
                 PolicyObject::Span(span) => {
                     let before = view.spans.last();
@@ -222,9 +210,7 @@ impl View<'_> {
                 None => TierAction::Pass,
                 Some(subject) => {
                     let decisions = &self.decisions[&subject];
-                    let actions = self
-                        .tier(other)
-                        .map(|of| decisions.get(&(direction, tier, of)));
+                    let actions = self.tier(other).map(|of| decisions.get(&(direction, tier, of)));
                     let actions = actions.flatten();
                     actions.map_or(TierAction::Pass, |of| of.action(protocol, port))
                 }

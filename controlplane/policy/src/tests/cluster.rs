@@ -108,10 +108,7 @@ pub(super) fn name(text: &str) -> ServiceName {
 }
 
 pub(super) fn labels(labels: &[(&str, &str)]) -> Labels {
-    labels
-        .iter()
-        .map(|(k, v)| ((*k).into(), (*v).into()))
-        .collect()
+    labels.iter().map(|(k, v)| ((*k).into(), (*v).into())).collect()
 }
 
 /// A Pod on node `n`.

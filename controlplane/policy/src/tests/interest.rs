@@ -75,11 +75,7 @@ fn what_a_tenant_writes_goes_to_the_nodes_of_its_pods() {
         index.put_policy(policy);
         let changes = index.take();
         let (shared, of) = concerned(&changes);
-        assert!(
-            shared
-                .iter()
-                .all(|key| *key == PolicyKey::Namespace("a".into()))
-        );
+        assert!(shared.iter().all(|key| *key == PolicyKey::Namespace("a".into())));
         assert_eq!(of, nodes(expected));
         agent.apply(changes);
         agent.view();
@@ -147,11 +143,7 @@ fn nodes_with_the_same_object_get_it_in_one_change() {
     index.put_policy(ingress("a/p", &[], &everybody_with("app")));
     let changes = index.take();
     let of = |key: &PolicyKey| matches!(key, PolicyKey::Policy(_) | PolicyKey::Group(..));
-    let new: Vec<_> = changes
-        .own
-        .iter()
-        .filter(|change| of(&change.key))
-        .collect();
+    let new: Vec<_> = changes.own.iter().filter(|change| of(&change.key)).collect();
     assert!(new.len() > 1);
     assert!(new.iter().all(|change| change.nodes.len() == 2), "{new:?}");
 }

@@ -11,18 +11,14 @@ use crate::{
 
 #[test]
 fn a_policy_that_fits_into_no_message_isolates_and_allows_nothing() {
-    let many: Vec<_> = (1..8_000)
-        .map(|port| PolicyPort::Range(Protocol::Tcp, port, port))
-        .collect();
+    let many: Vec<_> =
+        (1..8_000).map(|port| PolicyPort::Range(Protocol::Tcp, port, port)).collect();
     let few = ports(&many[..1_000]);
     let large = ingress("a/p", &[], &[ports(&many), ports(&many)]);
     let web = pod("a/web", &["10.0.0.1"], &[]);
     let cluster = Cluster::two().with(web).policy(large);
     let mut index = cluster.index();
-    let too_large: Vec<_> = index
-        .too_large()
-        .map(|(name, _)| name.to_string())
-        .collect();
+    let too_large: Vec<_> = index.too_large().map(|(name, _)| name.to_string()).collect();
     assert_eq!(too_large, ["a/p"]);
     let mut agent = Agent::default();
     agent.apply(index.take());
@@ -48,10 +44,7 @@ fn a_pod_with_too_many_policies_stays_isolated() {
     let mut index = cluster.index();
     let mut agent = Agent::default();
     agent.apply(index.take());
-    let crowded: Vec<_> = index
-        .crowded()
-        .map(|(pod, n)| (pod.to_string(), n))
-        .collect();
+    let crowded: Vec<_> = index.crowded().map(|(pod, n)| (pod.to_string(), n)).collect();
     assert_eq!(crowded, [("a/web".to_owned(), 6_001)]);
     let (_, pod) = agent.pods().next().unwrap();
     let bytes: usize = pod.policies.iter().map(|p| p.to_string().len() + 9).sum();
@@ -178,10 +171,7 @@ fn answers_name_policies_rules_and_pods() {
     assert!(index.policy(&name("a/none")).is_none());
     assert_eq!(index.policies_of(&name("a/web-1")), Some(Vec::new()));
     assert_eq!(index.policies_of(&name("a/none")), None);
-    let list: Vec<_> = index
-        .list()
-        .map(|line| (line.name.to_string(), line.pods))
-        .collect();
+    let list: Vec<_> = index.list().map(|line| (line.name.to_string(), line.pods)).collect();
     assert_eq!(list, [("a/p".to_owned(), 0), ("b/p".to_owned(), 0)]);
 
     let mut index = workloads();
@@ -278,9 +268,11 @@ fn a_tier_with_too_many_ranges_of_ports_denies_everything_between_the_pods() {
                 ports: Some(vec![single(10), single(20), single(30)]),
             },
         };
-        let cluster = Cluster::two()
-            .with(pod("a/web", &["10.0.0.1"], &[]))
-            .with(pod("a/db", &["10.0.0.2"], &[]));
+        let cluster = Cluster::two().with(pod("a/web", &["10.0.0.1"], &[])).with(pod(
+            "a/db",
+            &["10.0.0.2"],
+            &[],
+        ));
         for action in [TierAction::Accept, TierAction::Deny] {
             let verdicts = |ranges| {
                 let mut index = cluster.index_with(Limits {
@@ -416,13 +408,14 @@ fn the_more_pods_a_namespace_has_the_fewer_policies_each_may_name() {
 fn members_that_do_not_fit_into_a_part_of_a_group_are_not_allowed() {
     // A class for each Pod, whose labels differ.
     let by_label = Some(selector(&[("app", "web")]));
-    let mut cluster = Cluster::two()
-        .with(pod("b/db", &["10.9.0.1"], &[("app", "db")]))
-        .policy(ingress(
-            "b/p",
-            &[("app", "db")],
-            &[from(&[pods(Some(selector(&[])), by_label)])],
-        ));
+    let mut cluster =
+        Cluster::two()
+            .with(pod("b/db", &["10.9.0.1"], &[("app", "db")]))
+            .policy(ingress(
+                "b/p",
+                &[("app", "db")],
+                &[from(&[pods(Some(selector(&[])), by_label)])],
+            ));
     let mut tell_apart = Vec::new();
     for number in 0..600 {
         let (hash, address) = (

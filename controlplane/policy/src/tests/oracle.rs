@@ -215,9 +215,7 @@ fn is_to(rule: &Rule, destination: Option<&Pod>, protocol: Protocol, port: u16) 
     let Some(ports) = &rule.ports else {
         return true;
     };
-    ports
-        .iter()
-        .any(|allowed| is_port(allowed, destination, protocol, port))
+    ports.iter().any(|allowed| is_port(allowed, destination, protocol, port))
 }
 
 fn is_port(allowed: &PolicyPort, destination: Option<&Pod>, protocol: Protocol, port: u16) -> bool {

@@ -69,9 +69,11 @@ fn np2_policies_add_up_and_rules_do_not_mix() {
     };
     let far = from(&[pods(Some(selector(&[("team", "y")])), None)]);
     assert_eq!(reach_by(&[rule.clone(), far.clone()]), [false, true, false]);
-    let cluster = cluster()
-        .policy(ingress("a/p", &[("app", "db")], &[rule]))
-        .policy(ingress("a/q", &[], &[far]));
+    let cluster = cluster().policy(ingress("a/p", &[("app", "db")], &[rule])).policy(ingress(
+        "a/q",
+        &[],
+        &[far],
+    ));
     assert!(cluster.tcp(WEB, DB, 81));
     assert!(cluster.tcp(FAR, DB, 80));
     assert!(!cluster.tcp(WEB, DB, 80));
@@ -192,9 +194,7 @@ fn np10_ranges_include_their_ends() {
 
 #[test]
 fn np15_a_pod_reaches_itself() {
-    let cluster = cluster()
-        .policy(ingress("a/p", &[], &[]))
-        .policy(egress("a/q", &[], &[]));
+    let cluster = cluster().policy(ingress("a/p", &[], &[])).policy(egress("a/q", &[], &[]));
     assert!(cluster.tcp(DB, DB, 80));
     assert!(cluster.tcp("fd00::2", "fd00::2", 80));
     assert!(!cluster.tcp(WEB, DB, 80));
@@ -265,10 +265,7 @@ fn np18_the_living_pod_has_the_address_then_the_younger_then_the_first() {
         ([claim("a/x", true, None), claim("a/y", true, None)], "a/x"),
     ] {
         let [one, two] = pods;
-        let cluster = Cluster::two()
-            .with(one)
-            .with(two)
-            .policy(policy("a/p", &[]));
+        let cluster = Cluster::two().with(one).with(two).policy(policy("a/p", &[]));
         let mut agent = Agent::default();
         agent.apply(cluster.index().take());
         let with_address = agent.pods().filter(|(_, pod)| !pod.addresses.is_empty());
@@ -374,9 +371,8 @@ fn pods_of_two_nodes_with_one_address_are_named() {
     let mut address_conflicts = |index: &mut Policies| {
         agent.apply(index.take());
         let address_conflicts = index.address_conflicts();
-        let address_conflicts: Vec<_> = address_conflicts
-            .map(|(pod, a, by)| (pod.clone(), a, by.clone()))
-            .collect();
+        let address_conflicts: Vec<_> =
+            address_conflicts.map(|(pod, a, by)| (pod.clone(), a, by.clone())).collect();
         address_conflicts
     };
     let (lost, kept) = (
@@ -412,10 +408,8 @@ fn np18_a_range_that_passed_to_another_node_takes_its_addresses_along() {
     }
     let winner = |index: &mut Policies| {
         index.take();
-        let winners: Vec<_> = index
-            .address_conflicts()
-            .map(|(.., winner)| winner.clone())
-            .collect();
+        let winners: Vec<_> =
+            index.address_conflicts().map(|(.., winner)| winner.clone()).collect();
         winners
     };
     assert_eq!(winner(&mut index), [name("a/web")]);

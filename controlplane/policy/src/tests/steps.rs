@@ -108,9 +108,7 @@ impl Play {
         let addresses = addresses()
             .into_iter()
             .map(|address| (address, self.index.pods.of_address(address)));
-        let named: Vec<_> = addresses
-            .filter_map(|(address, pod)| Some((address, pod?)))
-            .collect();
+        let named: Vec<_> = addresses.filter_map(|(address, pod)| Some((address, pod?))).collect();
         let only = |pod| self.index.pods.addresses(pod).count() == 1;
         for (from, source) in named.iter().filter(|(_, pod)| only(pod)) {
             for (to, destination) in named.iter().filter(|(_, pod)| only(pod)) {

@@ -38,9 +38,8 @@ impl Terms {
                             Direction::Egress if is_peer => &class.ports[..],
                             Direction::Egress => &[],
                         };
-                        for port in named
-                            .iter()
-                            .filter(|p| (&p.name, p.protocol) == (name, *protocol))
+                        for port in
+                            named.iter().filter(|p| (&p.name, p.protocol) == (name, *protocol))
                         {
                             decided.add(*protocol, (port.port, port.port), rule.action);
                         }

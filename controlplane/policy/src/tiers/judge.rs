@@ -52,10 +52,7 @@ impl Tiers {
     ) -> bool {
         let is = |peer: &PeerSpec| match peer {
             PeerSpec::Nodes(selector) => {
-                let mut nodes = self
-                    .nodes
-                    .values()
-                    .filter(|(labels, _)| selector.selects(labels));
+                let mut nodes = self.nodes.values().filter(|(labels, _)| selector.selects(labels));
                 nodes.any(|(_, of)| other.addresses.iter().any(|ip| of.contains(ip)))
             }
             peer => other.is_among(peer, &"".into(), namespaces),

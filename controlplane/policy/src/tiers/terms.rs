@@ -74,19 +74,13 @@ impl Terms {
             source: Arc::clone(policy),
             rules: Direction::ALL.map(|direction| {
                 let rules = policy.rules(direction).iter();
-                rules
-                    .map(|rule| ResolvedRule::new(rule, &mut peers, &mut blocks))
-                    .collect()
+                rules.map(|rule| ResolvedRule::new(rule, &mut peers, &mut blocks)).collect()
             }),
         });
         let mut terms = Self {
             policies: policies.collect(),
             peers: peers.all(|(namespaces, pods)| {
-                Encoding::new(Kind::Group)
-                    .raw(&[1])
-                    .selector(namespaces)
-                    .selector(pods)
-                    .id()
+                Encoding::new(Kind::Group).raw(&[1]).selector(namespaces).selector(pods).id()
             }),
             blocks: blocks.all(|block| match block {
                 Block::Network(range) => Encoding::new(Kind::Network).text(&range.to_string()).id(),
@@ -97,10 +91,7 @@ impl Terms {
         let is_nodes = |(_, block): &(PeerId, Block)| matches!(block, Block::Nodes(_));
         terms.name_nodes = terms.blocks.iter().any(is_nodes);
         let [_, egress] = Direction::ALL.map(|direction| {
-            let rules = terms
-                .policies
-                .iter()
-                .flat_map(move |p| &p.rules[direction as usize]);
+            let rules = terms.policies.iter().flat_map(move |p| &p.rules[direction as usize]);
             rules.flat_map(ResolvedRule::names).collect()
         });
         terms.egress_names = egress;
@@ -114,18 +105,11 @@ impl Terms {
             let ranges: BTreeSet<(IpAddr, IpAddr)> = match block {
                 Block::Network(range) => BTreeSet::from([(range.first(), range.last())]),
                 Block::Nodes(selector) => {
-                    let nodes = nodes
-                        .values()
-                        .filter(|(labels, _)| selector.selects(labels));
-                    nodes
-                        .flat_map(|(_, addresses)| addresses)
-                        .map(|ip| (*ip, *ip))
-                        .collect()
+                    let nodes = nodes.values().filter(|(labels, _)| selector.selects(labels));
+                    nodes.flat_map(|(_, addresses)| addresses).map(|ip| (*ip, *ip)).collect()
                 }
             };
-            ranges
-                .into_iter()
-                .map(move |(first, last)| (first, last, at))
+            ranges.into_iter().map(move |(first, last)| (first, last, at))
         });
         std::mem::replace(&mut self.pieces, Pieces::new(ranges))
     }
@@ -228,15 +212,13 @@ impl ResolvedRule {
                             let canonical = |of: &Option<Selector>| {
                                 of.as_ref().map(Selector::canonical).unwrap_or_default()
                             };
-                            made.peers
-                                .insert(peers.of((canonical(namespaces), canonical(pods))));
+                            made.peers.insert(peers.of((canonical(namespaces), canonical(pods))));
                         }
                         PeerSpec::Block(block) => {
                             made.blocks.insert(blocks.of(Block::Network(block.range)));
                         }
                         PeerSpec::Nodes(nodes) => {
-                            made.blocks
-                                .insert(blocks.of(Block::Nodes(nodes.canonical())));
+                            made.blocks.insert(blocks.of(Block::Nodes(nodes.canonical())));
                         }
                     }
                 }
@@ -263,9 +245,7 @@ impl<T: Ord + Clone> Places<T> {
     fn all(self, id: impl Fn(&T) -> PeerId) -> Vec<(PeerId, T)> {
         let mut all: Vec<_> = self.0.into_iter().collect();
         all.sort_unstable_by_key(|(_, at)| *at);
-        all.into_iter()
-            .map(|(thing, _)| (id(&thing), thing))
-            .collect()
+        all.into_iter().map(|(thing, _)| (id(&thing), thing)).collect()
     }
 }
 
@@ -285,10 +265,7 @@ impl Pieces {
         let mut borders: [BTreeMap<u128, Vec<(bool, usize)>>; 2] = Default::default();
         for (first, last, at) in ranges {
             let of_family = &mut borders[Family::of(first) as usize];
-            of_family
-                .entry(ip_bits(first))
-                .or_default()
-                .push((true, at));
+            of_family.entry(ip_bits(first)).or_default().push((true, at));
             // The last address of all has none behind it.
             if let Some(behind) = ip_bits(last).checked_add(1) {
                 of_family.entry(behind).or_default().push((false, at));
@@ -297,9 +274,7 @@ impl Pieces {
         let mut pieces = BTreeMap::new();
         for family in Family::ALL {
             let mut open: BTreeMap<usize, usize> = BTreeMap::new();
-            let mut borders = std::mem::take(&mut borders[family as usize])
-                .into_iter()
-                .peekable();
+            let mut borders = std::mem::take(&mut borders[family as usize]).into_iter().peekable();
             while let Some((first, events)) = borders.next() {
                 for (begins, at) in events {
                     let count = open.entry(at).or_default();
@@ -327,14 +302,11 @@ impl Pieces {
     pub(super) fn of(&self, address: IpAddr) -> Arc<[usize]> {
         let piece = self.0.range(..=address).next_back();
         let piece = piece.filter(|(_, (last, _))| *last >= address);
-        piece
-            .map(|(_, (_, blocks))| Arc::clone(blocks))
-            .unwrap_or_default()
+        piece.map(|(_, (_, blocks))| Arc::clone(blocks)).unwrap_or_default()
     }
 
     pub(super) fn all(&self) -> Vec<(IpAddr, IpAddr, Arc<[usize]>)> {
         let all = self.0.iter();
-        all.map(|(first, (last, blocks))| (*first, *last, Arc::clone(blocks)))
-            .collect()
+        all.map(|(first, (last, blocks))| (*first, *last, Arc::clone(blocks))).collect()
     }
 }

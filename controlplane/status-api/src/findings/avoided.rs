@@ -47,17 +47,13 @@ fn place(ports: &[PortView], reported: &pb::AvoidedEndpoint) -> Option<(usize, E
     let key = reported.key.as_ref()?;
     let at: std::net::SocketAddr = reported.address.parse().ok()?;
     let (ip, port) = (at.ip(), at.port());
-    let index = ports
-        .iter()
-        .position(|view| pb::ServiceKey::from(&view.port.key) == *key)?;
+    let index = ports.iter().position(|view| pb::ServiceKey::from(&view.port.key) == *key)?;
     let address = EndpointAddr { ip, port };
     endpoint(&ports[index], address).map(|_| (index, address))
 }
 
 fn endpoint(port: &PortView, address: EndpointAddr) -> Option<&Endpoint> {
-    port.endpoints
-        .iter()
-        .find(|endpoint| endpoint.addr == address)
+    port.endpoints.iter().find(|endpoint| endpoint.addr == address)
 }
 
 const fn severity(agree: bool) -> Severity {

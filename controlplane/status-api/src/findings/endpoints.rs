@@ -81,10 +81,7 @@ fn refused((code, cause, fix): Why, ports: &[&ServicePort], detail: &ServiceDeta
 fn no_slice(service: &ServiceName, facts: &Facts) -> Vec<Finding> {
     let NameParts { namespace, name } = &**service;
     // One whose name begins as the Service's is the likely cause; another one may be anybody's.
-    let is_akin = facts
-        .strays
-        .first()
-        .is_some_and(|stray| stray.starts_with(&**name));
+    let is_akin = facts.strays.first().is_some_and(|stray| stray.starts_with(&**name));
     let stray = facts.strays.first().map(|stray| {
         let named = facts.strays.join(", ");
         Finding::new(
@@ -219,16 +216,10 @@ pub(super) fn chained(service: &ServiceName, facts: &Facts) -> Option<Finding> {
 /// Explains ports whose endpoints are not ready.
 pub(super) fn not_usable(service: &ServiceName, detail: &ServiceDetail) -> Vec<Finding> {
     let mut found = BTreeMap::<(Reason, String), (Severity, Vec<&ServicePort>)>::new();
-    let listed = detail
-        .ports
-        .iter()
-        .filter(|view| !view.endpoints.is_empty());
+    let listed = detail.ports.iter().filter(|view| !view.endpoints.is_empty());
     for view in listed {
         for (code, severity, text) in conditions(view) {
-            let ports = &mut found
-                .entry((code, text))
-                .or_insert((severity, Vec::new()))
-                .1;
+            let ports = &mut found.entry((code, text)).or_insert((severity, Vec::new())).1;
             ports.push(&view.port);
         }
     }

@@ -16,9 +16,8 @@ pub(crate) fn host_findings<'a>(
     let mut found = BTreeMap::<&str, (&pb::Finding, Vec<&NodeName>)>::new();
     for (node, findings) in nodes {
         for finding in findings {
-            let (worst, nodes) = found
-                .entry(&finding.code)
-                .or_insert_with(|| (finding, Vec::new()));
+            let (worst, nodes) =
+                found.entry(&finding.code).or_insert_with(|| (finding, Vec::new()));
             if is_error(finding) && !is_error(worst) {
                 *worst = finding;
             }
@@ -66,10 +65,7 @@ mod tests {
         let nodes: [NodeName; 2] = ["a".into(), "b".into()];
         let all = [(&nodes[0], &a[..]), (&nodes[1], &b[..])];
         let found = host_findings(all.into_iter());
-        let found: Vec<_> = found
-            .iter()
-            .map(|f| (f.text.as_str(), f.nodes.join(",")))
-            .collect();
+        let found: Vec<_> = found.iter().map(|f| (f.text.as_str(), f.nodes.join(","))).collect();
         let expected = [("b forwards nothing", "b"), ("a drops some", "a,b")];
         assert_eq!(
             found,

@@ -15,10 +15,7 @@ pub(super) fn all<'n>(
     // Without any endpoint connections are refused everywhere, and another finding says so.
     let usable = |view: &&PortView| view.endpoints.iter().any(Endpoint::is_usable);
     let usable: Vec<_> = detail.ports.iter().filter(usable).collect();
-    let external = usable
-        .iter()
-        .copied()
-        .find(|view| is_local_outside(&view.port));
+    let external = usable.iter().copied().find(|view| is_local_outside(&view.port));
     if let Some(view) = external {
         findings.extend(external_local(view, nodes.clone()));
     }
@@ -35,13 +32,7 @@ pub(super) fn all<'n>(
     let ranged = |view: &&PortView| {
         !view.port.source_ranges.is_empty() && !view.port.load_balancer_ips.is_empty()
     };
-    findings.extend(
-        detail
-            .ports
-            .iter()
-            .find(ranged)
-            .map(|view| ranges(&view.port)),
-    );
+    findings.extend(detail.ports.iter().find(ranged).map(|view| ranges(&view.port)));
     findings
 }
 

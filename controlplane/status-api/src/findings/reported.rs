@@ -89,21 +89,19 @@ fn failures(nodes: &[(&NodeName, &pb::Report)]) -> impl Iterator<Item = pb::Find
             found.entry(problem).or_default().insert(node);
         }
     }
-    found
-        .into_iter()
-        .map(|((reason, severity, service, text), nodes)| {
-            let (text, fix) = match service {
-                Some((namespace, name)) => (
-                    format!("{namespace}/{name}: {text}"),
-                    format!("kpctl describe service {namespace}/{name}"),
-                ),
-                None => {
-                    let first = nodes.first().map_or("", |node| &***node);
-                    (text.to_owned(), format!("kpctl describe node {first}"))
-                }
-            };
-            on(&nodes, reason, severity, text, fix)
-        })
+    found.into_iter().map(|((reason, severity, service, text), nodes)| {
+        let (text, fix) = match service {
+            Some((namespace, name)) => (
+                format!("{namespace}/{name}: {text}"),
+                format!("kpctl describe service {namespace}/{name}"),
+            ),
+            None => {
+                let first = nodes.first().map_or("", |node| &***node);
+                (text.to_owned(), format!("kpctl describe node {first}"))
+            }
+        };
+        on(&nodes, reason, severity, text, fix)
+    })
 }
 
 /// Returns a finding for each endpoint that the userspace proxies of several nodes avoid.
@@ -117,9 +115,7 @@ fn avoided(nodes: &[(&NodeName, &pb::Report)]) -> impl Iterator<Item = pb::Findi
             }
         }
     }
-    let agreed = found
-        .into_iter()
-        .filter(|(_, nodes)| nodes_agree(nodes.len()));
+    let agreed = found.into_iter().filter(|(_, nodes)| nodes_agree(nodes.len()));
     agreed.map(|((namespace, name, address), nodes)| {
         let text =
             format!("the userspace proxies avoid the endpoint {address} of {namespace}/{name}");

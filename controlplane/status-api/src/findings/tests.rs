@@ -37,11 +37,7 @@ fn index(objects: &[Value]) -> Index {
         location: "x.yaml".into(),
     };
     let mut events: Vec<Event> = Kind::ALL.into_iter().map(Event::Init).collect();
-    events.extend(
-        objects
-            .iter()
-            .map(|value| Event::InitApply(Box::new(located(value)))),
-    );
+    events.extend(objects.iter().map(|value| Event::InitApply(Box::new(located(value)))));
     events.extend(Kind::ALL.into_iter().map(Event::InitDone));
     let mut index = Index::default();
     index.apply(Batch {
@@ -136,9 +132,7 @@ fn without_a_slice_the_stray_is_named() {
     assert_eq!(found[0].code, Reason::SliceWithoutService);
     assert!(found[0].text.contains("web-1, api-1"), "{}", found[0].text);
     assert!(
-        found[0]
-            .fix
-            .ends_with("web-1 kubernetes.io/service-name=web"),
+        found[0].fix.ends_with("web-1 kubernetes.io/service-name=web"),
         "{}",
         found[0].fix
     );
@@ -213,9 +207,7 @@ fn slices_without_addresses() {
     let found = findings([service(&json!({})), slice(&Value::Null, &[])]);
     assert_eq!(found[0].code, Reason::SelectorMatchesNoPod);
     assert!(
-        found[0]
-            .fix
-            .starts_with("kubectl get pods -n shop -l app=web "),
+        found[0].fix.starts_with("kubectl get pods -n shop -l app=web "),
         "{}",
         found[0].fix
     );
@@ -295,11 +287,7 @@ fn a20_endpoints_that_are_services_are_named() {
     assert_eq!(with(&other), []);
     let range = json!({"kind": "ServiceCIDR", "metadata": {"name": "c"}, "spec": {"cidrs": ["10.1.0.0/16"]}});
     let found = with(&range);
-    assert!(
-        found[0]
-            .text
-            .starts_with("endpoints 10.1.0.1, 10.1.0.2 are")
-    );
+    assert!(found[0].text.starts_with("endpoints 10.1.0.1, 10.1.0.2 are"));
 }
 
 #[test]
@@ -327,12 +315,7 @@ fn dual(port: &Value, endpoints: usize) -> [Value; 2] {
     let mut slice = slice(port, &vec![ready(); endpoints]);
     slice["metadata"]["name"] = json!("web-2");
     slice["addressType"] = json!("IPv6");
-    for (n, endpoint) in slice["endpoints"]
-        .as_array_mut()
-        .unwrap()
-        .iter_mut()
-        .enumerate()
-    {
+    for (n, endpoint) in slice["endpoints"].as_array_mut().unwrap().iter_mut().enumerate() {
         endpoint["addresses"] = json!([format!("fd00:1::{}", n + 1)]);
     }
     [service(&both), slice]
@@ -436,9 +419,7 @@ fn the_winner_of_a_conflict_names_the_loser() {
     assert_eq!(found.len(), 1);
     assert_eq!(found[0].code, Reason::AddressContested);
     assert!(
-        found[0]
-            .text
-            .starts_with("shop/young wants address 203.0.113.1:80/TCP"),
+        found[0].text.starts_with("shop/young wants address 203.0.113.1:80/TCP"),
         "{}",
         found[0].text
     );
@@ -446,9 +427,7 @@ fn the_winner_of_a_conflict_names_the_loser() {
 
 #[test]
 fn nodes_in_the_same_state_make_one_finding() {
-    let names: Vec<NodeName> = (0..100)
-        .map(|n| format!("n{n:03}").as_str().into())
-        .collect();
+    let names: Vec<NodeName> = (0..100).map(|n| format!("n{n:03}").as_str().into()).collect();
     let places = names.iter().enumerate().map(|(n, node)| Place {
         node,
         lag: match n {
@@ -459,10 +438,7 @@ fn nodes_in_the_same_state_make_one_finding() {
         degraded: if n == 99 { "health check" } else { "" },
     });
     let found = of_fleet(places);
-    let codes: Vec<_> = found
-        .iter()
-        .map(|finding| (finding.code, finding.nodes.len()))
-        .collect();
+    let codes: Vec<_> = found.iter().map(|finding| (finding.code, finding.nodes.len())).collect();
     assert_eq!(
         codes,
         [
@@ -495,10 +471,8 @@ fn avoided_by(reported: &[(&str, Vec<pb::AvoidedEndpoint>)]) -> Vec<Finding> {
     let objects = [service(&json!({})), slice(&http(), &vec![ready(); 30])];
     let name = ServiceName::new("shop", "web");
     let detail = index(&objects).detail(&name, &[]).unwrap();
-    let reported: Vec<(NodeName, _)> = reported
-        .iter()
-        .map(|(node, avoided)| ((*node).into(), avoided))
-        .collect();
+    let reported: Vec<(NodeName, _)> =
+        reported.iter().map(|(node, avoided)| ((*node).into(), avoided)).collect();
     let reported = reported.iter();
     avoided(
         &name,
@@ -555,9 +529,7 @@ fn u53_only_endpoints_of_the_service_count_and_a_few_are_named() {
     ];
     assert_eq!(avoided_by(&[("n1", strange.clone()), ("n2", strange)]), []);
 
-    let all: Vec<_> = (1..=30)
-        .map(|n| avoids("http", &format!("10.1.0.{n}:8080")))
-        .collect();
+    let all: Vec<_> = (1..=30).map(|n| avoids("http", &format!("10.1.0.{n}:8080"))).collect();
     let found = avoided_by(&[("n1", all)]);
     assert_eq!(found.len(), 21);
     assert_eq!(found[20].text, "10 more endpoints are avoided");

@@ -24,8 +24,7 @@ const CARDS: usize = 50;
 pub(super) fn section(findings: &[pb::Finding]) -> Section {
     let mut html = Html::default();
     if !findings.is_empty() {
-        html.element("h2", "", "Findings")
-            .raw("<div class=\"cards\">");
+        html.element("h2", "", "Findings").raw("<div class=\"cards\">");
         for finding in findings.iter().take(CARDS) {
             card(finding, &mut html);
         }
@@ -40,11 +39,7 @@ pub(super) fn section(findings: &[pb::Finding]) -> Section {
 
 fn card(finding: &pb::Finding, html: &mut Html) {
     let (tone, word) = severity(finding.severity());
-    html.raw("<article class=\"card ")
-        .raw(tone)
-        .raw("\"><h3>")
-        .text(word)
-        .raw(" ");
+    html.raw("<article class=\"card ").raw(tone).raw("\"><h3>").text(word).raw(" ");
     reasons::name(&finding.code, html);
     html.raw("</h3>").element("p", "", &finding.text);
     if !finding.nodes.is_empty() {
@@ -58,8 +53,7 @@ fn card(finding: &pb::Finding, html: &mut Html) {
         html.raw("</p>");
     }
     if !finding.fix.is_empty() {
-        html.element("p", "faint", "What to do:")
-            .element("p", "fix", &finding.fix);
+        html.element("p", "faint", "What to do:").element("p", "fix", &finding.fix);
     }
     html.raw("</article>");
 }

@@ -35,8 +35,7 @@ fn folded(run: &[&pb::Noticed], html: &mut Html) {
         html.raw(if place > 0 { ", " } else { "" });
         html.text(short(&event.object));
     }
-    html.raw(if run.len() > NAMED { ", .." } else { "" })
-        .raw("</summary>");
+    html.raw(if run.len() > NAMED { ", .." } else { "" }).raw("</summary>");
     run.iter().for_each(|event| line(event, html));
     html.raw("</details>");
 }

@@ -128,8 +128,7 @@ impl Html {
             self.attribute("class", class);
         }
         let title = title.unwrap_or_default();
-        self.attribute("data-of", title.trim_start_matches('#'))
-            .raw(">")
+        self.attribute("data-of", title.trim_start_matches('#')).raw(">")
     }
 
     /// Adds a cell with text.
@@ -150,11 +149,7 @@ impl Html {
 
     /// Adds a link; `to` is relative, with parts that [`query`] has encoded.
     pub(super) fn link(&mut self, to: impl Display, text: impl Display) -> &mut Self {
-        self.raw("<a href=\"")
-            .text(to)
-            .raw("\">")
-            .text(text)
-            .raw("</a>")
+        self.raw("<a href=\"").text(to).raw("\">").text(text).raw("</a>")
     }
 
     /// Adds an attribute's value; both quotation marks are written around it.
@@ -299,10 +294,7 @@ impl Document<'_> {
             if to == self.current {
                 html.raw(" aria-current=\"page\"");
             }
-            html.attribute("href", to)
-                .raw(">")
-                .text(name)
-                .raw("</a></li>");
+            html.attribute("href", to).raw(">").text(name).raw("</a></li>");
         }
         html.raw("</ul></nav>");
         self.origin.html(&mut html);
@@ -322,13 +314,9 @@ impl Document<'_> {
         }
         html.raw("</main><footer>");
         if let Some(command) = self.command {
-            html.raw("<p>The same in a terminal: <code>")
-                .text(command)
-                .raw("</code></p>");
+            html.raw("<p>The same in a terminal: <code>").text(command).raw("</code></p>");
         }
-        html.raw("</footer><script>")
-            .raw(SCRIPT)
-            .raw("</script></body></html>");
+        html.raw("</footer><script>").raw(SCRIPT).raw("</script></body></html>");
         html
     }
 }
@@ -344,10 +332,7 @@ mod tests {
         html.element("td", "bad", hostile)
             .link(format_args!("node?name={}", query(hostile)), hostile)
             .attribute("title", hostile);
-        let text = html
-            .as_str()
-            .replace("<td class=\"bad\">", "")
-            .replace("</td>", "");
+        let text = html.as_str().replace("<td class=\"bad\">", "").replace("</td>", "");
         assert!(
             !text.contains("<script") && !text.contains(['\u{202e}', '\u{1b}', '\u{9b}']),
             "{text}"

@@ -21,9 +21,7 @@ pub(super) fn state_named(word: &str) -> Option<pb::NodeState> {
 
 /// Returns the sections of the sheet of nodes.
 pub(super) fn nodes(filter: &Filter, fleet: pb::Fleet) -> Vec<Section> {
-    let states = NodeStateView::value_variants()
-        .iter()
-        .map(|state| state.word());
+    let states = NodeStateView::value_variants().iter().map(|state| state.word());
     let mut form = Html::default();
     form.raw("<form method=\"get\" action=\"nodes\" role=\"search\"><label>State <select name=\"state\"><option value=\"\">all</option>");
     for state in states {
@@ -95,10 +93,7 @@ fn row(node: &pb::NodeStatus, html: &mut Html) {
             verified => verified.to_string(),
         },
     );
-    let latency = node
-        .network_programming
-        .as_ref()
-        .filter(|latency| latency.count > 0);
+    let latency = node.network_programming.as_ref().filter(|latency| latency.count > 0);
     let latency = latency.map_or_else(
         || "-".to_owned(),
         |latency| human(Duration::from_millis(latency.p50_ms)),
@@ -190,25 +185,17 @@ fn port_row(port: &pb::ServiceView, html: &mut Html) {
             number => number.to_string(),
         },
     );
-    let ready = port
-        .endpoints
-        .iter()
-        .filter(|endpoint| endpoint.ready)
-        .count();
+    let ready = port.endpoints.iter().filter(|endpoint| endpoint.ready).count();
     let tone = match ready {
         0 => "number bad",
         _ => "number",
     };
-    html.cell(tone, ready)
-        .cell("number", port.endpoints.len())
-        .raw("</tr>");
+    html.cell(tone, ready).cell("number", port.endpoints.len()).raw("</tr>");
 }
 
 /// Adds a link to the next page.
 fn further(sheet: impl Fn(String) -> Sheet, token: String, html: &mut Html) {
     if !token.is_empty() {
-        html.raw("<p>")
-            .link(sheet(token).address(), "Next page")
-            .raw("</p>");
+        html.raw("<p>").link(sheet(token).address(), "Next page").raw("</p>");
     }
 }

@@ -91,10 +91,7 @@ fn places(graph: &Graph) -> (Places, [usize; 3]) {
 
 /// Returns the row of the Service with which a node has the most connections.
 fn busiest_service(graph: &Graph, places: &Places, at: usize) -> usize {
-    let links = graph
-        .links
-        .iter()
-        .filter(|link| link.from == at || link.to == at);
+    let links = graph.links.iter().filter(|link| link.from == at || link.to == at);
     let busiest = links.max_by_key(|link| link.connections);
     let service = busiest.map(|link| if link.from == at { link.to } else { link.from });
     let place = service.and_then(|service| places[service]);
@@ -115,12 +112,7 @@ fn draw(graph: &Graph, html: &mut Html) {
         .attribute("aria-label", words)
         .raw(">");
     // The widest lines come first, so that no other is hidden.
-    let most = graph
-        .links
-        .iter()
-        .map(GraphLink::per_hour)
-        .max()
-        .unwrap_or_default();
+    let most = graph.links.iter().map(GraphLink::per_hour).max().unwrap_or_default();
     let mut links: Vec<&GraphLink> = graph.links.iter().collect();
     links.sort_by_key(|link| (link.failed > 0, Reverse(link.per_hour())));
     for link in links {
@@ -199,9 +191,7 @@ fn node_box(node: &GraphNode, (column, row): (usize, usize), html: &mut Html) {
     let (x, y) = (left(column), (row + 1) * ROW + 2);
     let link = node.service.as_ref();
     if let Some((namespace, name)) = link {
-        html.raw("<a")
-            .attribute("href", terminal::service(namespace, name))
-            .raw(">");
+        html.raw("<a").attribute("href", terminal::service(namespace, name)).raw(">");
     }
     html.raw("<g class=\"node\"><rect")
         .attribute("x", x)
@@ -254,9 +244,7 @@ mod tests {
             }],
         };
         for number in 0..clients {
-            graph
-                .nodes
-                .push(node(NodeKind::Client, format!("client-{number}")));
+            graph.nodes.push(node(NodeKind::Client, format!("client-{number}")));
             graph.links.push(GraphLink {
                 from: number + 2,
                 to: 0,

@@ -92,10 +92,7 @@ fn columns(description: &pb::ServiceDescription) -> Vec<Column<'_>> {
     nodes.sort_by_key(|node| node.programmed);
     nodes.truncate(COLUMNS);
     let columns = nodes.into_iter().map(|status| {
-        let held = status
-            .endpoints
-            .iter()
-            .filter_map(|held| Some((held.key.as_ref()?, held)));
+        let held = status.endpoints.iter().filter_map(|held| Some((held.key.as_ref()?, held)));
         let chosen = held.flat_map(|(key, held)| {
             let addresses = held.cluster.iter().chain(&held.local);
             addresses.map(move |address| (key, address.as_str()))
@@ -109,14 +106,10 @@ fn columns(description: &pb::ServiceDescription) -> Vec<Column<'_>> {
 }
 
 fn draw(rows: &[Row<'_>], columns: &[Column<'_>], html: &mut Html) {
-    html.element("h2", "", "Endpoints and nodes")
-        .raw("<p class=\"faint\">");
+    html.element("h2", "", "Endpoints and nodes").raw("<p class=\"faint\">");
     for cell in Cell::ALL {
         let (class, sign, word) = cell.look();
-        html.element("span", class, sign)
-            .raw(" ")
-            .text(word)
-            .raw(" &nbsp; ");
+        html.element("span", class, sign).raw(" ").text(word).raw(" &nbsp; ");
     }
     html.raw("</p><div class=\"scroll\" tabindex=\"0\"><table class=\"matrix\"><thead><tr>");
     for title in ["Port", "Endpoint"] {

@@ -45,11 +45,7 @@ fn summary(overview: &Overview) -> Html {
         .raw("</strong> of ")
         .text(plural(nodes, "node"))
         .raw(" in sync</p><ul class=\"states\">");
-    let mut states: Vec<_> = overview
-        .states
-        .iter()
-        .filter(|(_, count)| **count > 0)
-        .collect();
+    let mut states: Vec<_> = overview.states.iter().filter(|(_, count)| **count > 0).collect();
     states.sort_by_key(|(state, _)| NodeStateView::from(**state).urgency());
     for (state, count) in states {
         let view = NodeStateView::from(*state);

@@ -80,9 +80,7 @@ fn render() -> Html {
 /// Returns the anchors of all headings but the title, in their order.
 fn headings() -> impl Iterator<Item = String> {
     TEXT.lines().filter_map(|line| {
-        let heading = line
-            .strip_prefix("## ")
-            .or_else(|| line.strip_prefix("### "))?;
+        let heading = line.strip_prefix("## ").or_else(|| line.strip_prefix("### "))?;
         Some(heading.trim().to_ascii_lowercase().replace(' ', "-"))
     })
 }

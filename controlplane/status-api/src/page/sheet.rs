@@ -108,9 +108,8 @@ impl Sheet {
                 ("after", &filter.after),
             ];
             let values = values.into_iter().filter(|(_, value)| !value.is_empty());
-            let values: Vec<String> = values
-                .map(|(name, value)| format!("{name}={}", query(value)))
-                .collect();
+            let values: Vec<String> =
+                values.map(|(name, value)| format!("{name}={}", query(value))).collect();
             match values.is_empty() {
                 true => path.to_owned(),
                 false => format!("{path}?{}", values.join("&")),

@@ -188,10 +188,8 @@ mod tests {
     fn without_nodes_there_is_nothing_and_too_many_are_counted() {
         assert_eq!(section(&Overview::default()).html, Html::default());
         let names: Vec<String> = (0..SQUARES + 3).map(|n| format!("n{n}")).collect();
-        let nodes: Vec<_> = names
-            .iter()
-            .map(|name| (name.as_str(), pb::NodeState::InSync))
-            .collect();
+        let nodes: Vec<_> =
+            names.iter().map(|name| (name.as_str(), pb::NodeState::InSync)).collect();
         let section = section(&overview(&[("", &nodes)]));
         let html = section.html.as_str();
         assert_eq!(html.matches("<a").count(), SQUARES);

@@ -48,9 +48,7 @@ fn paint(text: &str, html: &mut Html) {
     words(pieces.next().unwrap_or_default(), tone, html);
     for piece in pieces {
         // Views make no other sequences, and texts from outside have no control characters.
-        let Some((codes, rest)) = piece
-            .strip_prefix('[')
-            .and_then(|piece| piece.split_once('m'))
+        let Some((codes, rest)) = piece.strip_prefix('[').and_then(|piece| piece.split_once('m'))
         else {
             continue;
         };

@@ -73,10 +73,7 @@ impl Trend {
             return html;
         };
         let span = last.at.saturating_duration_since(first.at);
-        let worst = samples
-            .iter()
-            .map(|sample| sample.nodes - sample.in_sync)
-            .max();
+        let worst = samples.iter().map(|sample| sample.nodes - sample.in_sync).max();
         let words = format!(
             "Nodes in sync at this replica, last {}: {} of {} now, {} out of sync at worst",
             kplane_view::time::human(span),
@@ -84,8 +81,7 @@ impl Trend {
             last.nodes,
             worst.unwrap_or_default()
         );
-        html.element("h2", "", "Convergence")
-            .element("p", "faint", &words);
+        html.element("h2", "", "Convergence").element("p", "faint", &words);
         html.raw("<div class=\"axes\"><p class=\"faint\"><span>")
             .text(format_args!("{} of {0}", last.nodes))
             .raw("</span><span>0</span></p><svg class=\"trend\" role=\"img\" preserveAspectRatio=\"none\"")

@@ -41,9 +41,7 @@ pub(super) async fn ask(
     let detail = detail_for(hub, &name, node).await?;
     let ports = ports(&name, &detail, client)?;
     let endpoints = (ALL_ENDPOINTS / ports.len().max(1)).min(ENDPOINTS);
-    let left_out = ports
-        .iter()
-        .map(|view| view.endpoints.len().saturating_sub(endpoints));
+    let left_out = ports.iter().map(|view| view.endpoints.len().saturating_sub(endpoints));
     let left_out: usize = left_out.sum();
     let question = pb::Inspect {
         affinity: Some(pb::AffinityQuestion {
@@ -92,9 +90,7 @@ fn ports<'a>(
         return Ok(with.into_iter().take(PORTS).collect());
     };
     let family = Family::of(client);
-    let of_family = with
-        .into_iter()
-        .filter(|view| view.port.key.family == family);
+    let of_family = with.into_iter().filter(|view| view.port.key.family == family);
     let of_family: Vec<_> = of_family.take(PORTS).collect();
     match of_family.is_empty() {
         false => Ok(of_family),

@@ -51,10 +51,7 @@ async fn holding_elsewhere(peers: &Peers) -> BTreeSet<NodeName> {
     let others = peers.nodes().await;
     let agents = others.answers.iter().flat_map(|answer| &answer.agents);
     let hold = agents.filter(|(_, agent)| {
-        let report = agent
-            .status
-            .as_ref()
-            .and_then(|status| status.report.as_ref());
+        let report = agent.status.as_ref().and_then(|status| status.report.as_ref());
         report.is_some_and(|report| report.held.is_some())
     });
     hold.map(|(node, _)| node.clone()).collect()
@@ -112,9 +109,7 @@ pub(super) async fn approve(
     let services = released.map_or(0, |held| held.services);
     let endpoints = released.map_or(0, |held| held.without_endpoints);
     info!(
-        peer = connection
-            .as_ref()
-            .map(|connection| connection.peer().to_string()),
+        peer = connection.as_ref().map(|connection| connection.peer().to_string()),
         by = caller.as_ref().and_then(Caller::name),
         services,
         without_endpoints = endpoints,

@@ -106,9 +106,7 @@ impl Plan {
     /// Returns the addresses for the agent.
     pub(super) fn addresses(&self) -> Vec<String> {
         let addresses = self.connections.iter();
-        addresses
-            .map(|connection| connection.address.clone())
-            .collect()
+        addresses.map(|connection| connection.address.clone()).collect()
     }
 
     /// Returns the answer, with a finding for each endpoint that does not work. `by_neighbour` is what a neighbour has tried.
@@ -137,9 +135,7 @@ impl Plan {
         let own = own.map(|(connection, attempt)| connection.tried(attempt));
         let attempts: Vec<_> = neighbour.chain(own).collect();
         let found = attempts.iter().filter_map(|tried| finding(tried, &node));
-        explanation
-            .findings
-            .extend(found.map(|finding| finding.to_wire()));
+        explanation.findings.extend(found.map(|finding| finding.to_wire()));
         pb::TryResponse {
             explanation: Some(explanation),
             attempts,
@@ -240,10 +236,7 @@ mod tests {
         let reported = plan.result(explanation(), Ok(&outcomes.map(attempt)), Ok(&[]));
         assert_eq!((reported.error.as_str(), reported.attempts.len()), ("", 3));
         let findings = reported.explanation.unwrap().findings;
-        let codes: Vec<_> = findings
-            .iter()
-            .map(|finding| finding.code.as_str())
-            .collect();
+        let codes: Vec<_> = findings.iter().map(|finding| finding.code.as_str()).collect();
         assert_eq!(codes, ["NobodyListens", "EndpointSilent"]);
     }
 
@@ -277,8 +270,7 @@ mod tests {
     fn nothing_is_tried_without_a_reason() {
         let error = |protocol| {
             let plan = Plan::new(&explanation(), protocol, true);
-            plan.result(explanation(), Err("gone".to_owned()), Ok(&[]))
-                .error
+            plan.result(explanation(), Err("gone".to_owned()), Ok(&[])).error
         };
         let silent = Reply {
             node: "n1".into(),
@@ -291,9 +283,7 @@ mod tests {
         let unasked = Plan::new(&explanation(), pb::Protocol::Tcp, false);
         assert!(unasked.addresses().is_empty());
         assert_eq!(
-            unasked
-                .result(explanation(), Err("gone".to_owned()), Ok(&[]))
-                .error,
+            unasked.result(explanation(), Err("gone".to_owned()), Ok(&[])).error,
             ""
         );
     }

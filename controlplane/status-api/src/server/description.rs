@@ -40,11 +40,7 @@ pub(super) fn description(
     let nodes: Vec<_> = nodes.collect();
     pb::ServiceDescription {
         findings: findings_of(name, detail, isolated, &nodes),
-        ports: detail
-            .ports
-            .iter()
-            .map(|view| service(&hub.store, view))
-            .collect(),
+        ports: detail.ports.iter().map(|view| service(&hub.store, view)).collect(),
         nodes: nodes
             .into_iter()
             .map(|(facts, service_on_node)| pb::NodeServiceStatus {
@@ -69,15 +65,10 @@ fn findings_of(
     let mut found = findings::of_service(name, detail, facts);
     if !detail.ports.is_empty() {
         found.extend(findings::of_fleet(nodes.iter().map(
-            |(facts, service_on_node)| {
-                Place {
-                    node: &facts.name,
-                    lag: service_on_node
-                        .lag
-                        .as_ref()
-                        .map(|lag| (lag.state, lag.reason.as_str())),
-                    degraded: &service_on_node.degraded,
-                }
+            |(facts, service_on_node)| Place {
+                node: &facts.name,
+                lag: service_on_node.lag.as_ref().map(|lag| (lag.state, lag.reason.as_str())),
+                degraded: &service_on_node.degraded,
             },
         )));
         let announced = nodes.iter();
@@ -123,11 +114,7 @@ fn node_service(
         reason,
         wanted_revision: service_on_node.wanted,
         applied_revision: service_on_node.applied,
-        endpoints: detail
-            .ports
-            .iter()
-            .map(|view| node_endpoints(view, node))
-            .collect(),
+        endpoints: detail.ports.iter().map(|view| node_endpoints(view, node)).collect(),
         last_change: service_on_node.last_change,
         servers: None,
     }
@@ -136,11 +123,7 @@ fn node_service(
 fn node_endpoints(view: &PortView, node: &NodeFacts) -> pb::NodeEndpoints {
     let selected = view.on_node(node);
     let strings = |addrs: Option<Vec<EndpointAddr>>| {
-        addrs
-            .unwrap_or_default()
-            .iter()
-            .map(ToString::to_string)
-            .collect()
+        addrs.unwrap_or_default().iter().map(ToString::to_string).collect()
     };
     pb::NodeEndpoints {
         key: Some((&view.port.key).into()),

@@ -102,9 +102,8 @@ pub(super) async fn ask(
     let answers = node_query::ask(hub, peers, inspect(question), &node, WITHIN).await;
     let parts = answers.parts(|answer| answer.denials.as_ref(), |of| of.error.as_str());
     let reported = parts.reported.into_iter();
-    let reported: Vec<(NodeName, pb::Denials)> = reported
-        .map(|(node, of)| (node.clone(), of.clone()))
-        .collect();
+    let reported: Vec<(NodeName, pb::Denials)> =
+        reported.map(|(node, of)| (node.clone(), of.clone())).collect();
     let named = ask_index(hub, move |policies, _| name(policies, &reported, &wanted));
     let pb::DropsAnswer {
         pods,
@@ -150,19 +149,13 @@ fn name(
             answer.pods.extend(name_pod(policies, node, pod, wanted));
         }
         for packet in of.packets.iter().take(OF_AGENT) {
-            answer
-                .packets
-                .extend(name_packet(policies, node, packet, wanted));
+            answer.packets.extend(name_packet(policies, node, packet, wanted));
         }
     }
-    answer
-        .pods
-        .sort_by_key(|pod| std::cmp::Reverse(pod.packets));
+    answer.pods.sort_by_key(|pod| std::cmp::Reverse(pod.packets));
     answer.more = answer.more.saturating_add(rest(&mut answer.pods, PODS));
     answer.packets.sort_by_key(|packet| packet.at_ms);
-    answer.lost = answer
-        .lost
-        .saturating_add(rest(&mut answer.packets, PACKETS));
+    answer.lost = answer.lost.saturating_add(rest(&mut answer.packets, PACKETS));
     answer
 }
 
@@ -319,9 +312,7 @@ pub(super) async fn denied(
     let question = Arc::new(inspect(pb::DenialsQuestion::default()));
     let wanted = |node: &NodeName, _: &Node<'_>| asked.contains(node);
     let timeouts = Timeouts::all(FOR_NOTE);
-    let answers = agents
-        .ask(|_| Arc::clone(&question), wanted, timeouts)
-        .await;
+    let answers = agents.ask(|_| Arc::clone(&question), wanted, timeouts).await;
     let parts = answers.parts(|answer| answer.denials.as_ref(), |of| of.error.as_str());
     let is_all = parts.reported.len() == all;
     let denials = parts.reported.into_iter();

@@ -113,8 +113,7 @@ pub(super) async fn ask(
 pub(super) fn ends(request: &pb::FlowsRequest) -> String {
     let ends = [("from", &request.from), ("to", &request.to)];
     let ends = ends.into_iter().filter(|(_, end)| !end.is_empty());
-    ends.map(|(word, end)| format!(", {word} {}", label(end, MAX_END)))
-        .collect()
+    ends.map(|(word, end)| format!(", {word} {}", label(end, MAX_END))).collect()
 }
 
 /// Returns the flows that fit into an answer, and the number of connections of the others.

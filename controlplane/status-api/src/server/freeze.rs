@@ -55,8 +55,7 @@ pub(super) async fn freeze(
 fn frozen(hub: &Hub) -> usize {
     let snapshot = Snapshot::now(hub);
     let all = snapshot.nodes();
-    all.filter(|(name, ..)| hub.orders.frozen(name).is_some())
-        .count()
+    all.filter(|(name, ..)| hub.orders.frozen(name).is_some()).count()
 }
 
 /// Returns the answer to an order that is not in force, or perhaps is.

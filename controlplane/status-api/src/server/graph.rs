@@ -217,10 +217,7 @@ type Endpoints = HashMap<(ServiceKey, SocketAddr), (String, String)>;
 async fn endpoints(hub: &Hub, edges: &[(EdgeId, pb::GraphEdge)]) -> Result<Endpoints, Status> {
     let services: BTreeSet<&ServiceName> = edges.iter().map(|(id, _)| &id.port.service).collect();
     let services: Vec<ServiceName> = services.into_iter().cloned().collect();
-    let known: HashSet<_> = edges
-        .iter()
-        .map(|(id, _)| (&id.port, id.endpoint))
-        .collect();
+    let known: HashSet<_> = edges.iter().map(|(id, _)| (&id.port, id.endpoint)).collect();
     let mut found = Endpoints::new();
     for some in services.chunks(AT_ONCE) {
         let mut selection = Selection {
@@ -302,9 +299,7 @@ impl Builder {
         let (bytes, ages) = (&mut self.bytes, &self.ages);
         let client = self.clients.number(&id.client, bytes, || {
             let age_s = |ip| ages.get(&ip).copied().unwrap_or_default();
-            let named = id
-                .client
-                .map(|ip| (ip.to_string(), names.get(ip, age_s(ip))));
+            let named = id.client.map(|ip| (ip.to_string(), names.get(ip, age_s(ip))));
             named.map_or_else(pb::GraphClient::default, |(address, named)| {
                 pb::GraphClient {
                     address,

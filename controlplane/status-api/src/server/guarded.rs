@@ -71,9 +71,7 @@ pub(crate) async fn admit(
     headers: &HeaderMap,
     right: Option<Right>,
 ) -> Result<Caller, Refusal> {
-    let caller = authenticator
-        .authenticate(Port::Status, connection, headers)
-        .await?;
+    let caller = authenticator.authenticate(Port::Status, connection, headers).await?;
     if let Some(right) = right {
         caller.may(&right).await?;
     }

@@ -145,9 +145,7 @@ mod tests {
     #[test]
     fn what_does_not_fit_is_counted() {
         let reason = |n| format!("{n} {}", "is wrong ".repeat(600));
-        let all: Vec<Issue> = (0..3_000)
-            .map(|n| issue(n, Severity::Error, &reason(n)))
-            .collect();
+        let all: Vec<Issue> = (0..3_000).map(|n| issue(n, Severity::Error, &reason(n))).collect();
         let issues = Issues::bounded(&all);
         let bytes: usize = issues.listed.iter().map(pb::InputIssue::encoded_len).sum();
         assert!(bytes <= BYTES, "{bytes}");
@@ -158,9 +156,8 @@ mod tests {
     #[test]
     fn what_tenants_write_hides_nothing_of_the_control_plane() {
         let reason = |n| format!("{n} {}", "is wrong ".repeat(600));
-        let mut all: Vec<Issue> = (0..3_000)
-            .map(|n| issue(n, Severity::Error, &reason(n)))
-            .collect();
+        let mut all: Vec<Issue> =
+            (0..3_000).map(|n| issue(n, Severity::Error, &reason(n))).collect();
         let replica = ObjectRef::new("replica", "", "192.0.2.1:7466");
         all.push(Issue::error(
             kplane_model::Reason::ReplicasDiffer,

@@ -87,9 +87,7 @@ impl Expected {
             None => pb::KernelAgreement::Agrees,
             Some(_) => pb::KernelAgreement::Differs,
         };
-        let finding = difference
-            .filter(|_| !self.lags)
-            .map(|difference| self.finding(&difference));
+        let finding = difference.filter(|_| !self.lags).map(|difference| self.finding(&difference));
         let answer = pb::KernelAnswer {
             agreement: agreement.into(),
             summary,
@@ -245,11 +243,7 @@ mod tests {
             None
         );
         assert!(difference(&refuses).starts_with("refuses the packet"));
-        assert!(
-            expected(Outcome::Dropped, &[], false)
-                .difference(&refuses)
-                .is_some()
-        );
+        assert!(expected(Outcome::Dropped, &[], false).difference(&refuses).is_some());
     }
 
     #[test]

@@ -45,10 +45,7 @@ pub(super) async fn probe(hub: &Hub, peers: Option<&Peers>) -> pb::ProbeReport {
     let known = connected.filter_map(|(node, _)| facts.get_key_value(node));
     let targets = targets(&known.collect::<Vec<_>>());
     let question = |of: &NodeName| {
-        let places = targets
-            .get(of)
-            .into_iter()
-            .flat_map(|target| &target.places);
+        let places = targets.get(of).into_iter().flat_map(|target| &target.places);
         Arc::new(pb::Inspect {
             attempts: places.map(ToString::to_string).collect(),
             ..pb::Inspect::default()

@@ -112,9 +112,7 @@ pub(super) async fn ask(
     };
     let wanted = |of: &NodeName, _: &Node<'_>| node.is_empty() || **of == *node;
     let timeouts = Timeouts::all(within);
-    agents
-        .ask(|_| Arc::clone(&question), wanted, timeouts)
-        .await
+    agents.ask(|_| Arc::clone(&question), wanted, timeouts).await
 }
 
 impl Agents<'_> {

@@ -40,23 +40,15 @@ pub(super) fn on_node(
     let standings = Standings::new(hub, &followed, others);
     let mut nodes = snapshot.nodes();
     let found = match wanted {
-        "" => nodes
-            .next()
-            .filter(|_| nodes.next().is_none())
-            .ok_or_else(|| {
-                Status::invalid_argument(
-                    "there are several nodes: say which one handles the packet (--via NODE)",
-                )
-            }),
-        wanted => nodes
-            .find(|(name, _)| ***name == *wanted)
-            .ok_or_else(|| unknown_node(wanted)),
+        "" => nodes.next().filter(|_| nodes.next().is_none()).ok_or_else(|| {
+            Status::invalid_argument(
+                "there are several nodes: say which one handles the packet (--via NODE)",
+            )
+        }),
+        wanted => nodes.find(|(name, _)| ***name == *wanted).ok_or_else(|| unknown_node(wanted)),
     };
     let (name, node) = found?;
-    let here = node
-        .record
-        .as_ref()
-        .and_then(|record| record.report.as_deref());
+    let here = node.record.as_ref().and_then(|record| record.report.as_deref());
     let there = node
         .elsewhere
         .and_then(|elsewhere| elsewhere.agent.status.as_ref()?.report.as_ref());
@@ -64,10 +56,7 @@ pub(super) fn on_node(
     let facts = |name, node: &Node<'_>| node.facts.clone().unwrap_or_else(|| stranger(name));
     Ok(OnNode {
         facts: facts(name, node),
-        all: snapshot
-            .nodes()
-            .map(|(name, node)| facts(name, node))
-            .collect(),
+        all: snapshot.nodes().map(|(name, node)| facts(name, node)).collect(),
         service_on_node: standings.of(name, node),
         families: families.unwrap_or_default(),
     })
@@ -86,9 +75,5 @@ pub(super) fn around(
     let reported = snapshot.nodes().filter(|(name, _)| nodes.contains(*name));
     let reported = reported.map(|(name, node)| (name, standings.of(name, node).around));
     let reported: Vec<_> = reported.collect();
-    findings::host_findings(
-        reported
-            .iter()
-            .map(|(name, around)| (*name, around.as_slice())),
-    )
+    findings::host_findings(reported.iter().map(|(name, around)| (*name, around.as_slice())))
 }

@@ -60,8 +60,7 @@ impl Node<'_> {
 
     /// Returns whether an agent is connected, or was so within this time.
     pub(super) fn was_connected_within(&self, time: Duration) -> bool {
-        self.claim()
-            .is_some_and(|claim| claim.connected || claim.age < time)
+        self.claim().is_some_and(|claim| claim.connected || claim.age < time)
     }
 
     /// Returns the latest report of an agent that is connected.
@@ -233,9 +232,7 @@ impl<'a> Snapshot<'a> {
         if self.may_be_elsewhere(node) {
             return pb::NodeState::Unknown;
         }
-        let elsewhere = node
-            .elsewhere
-            .and_then(|elsewhere| elsewhere.agent.status.as_ref());
+        let elsewhere = node.elsewhere.and_then(|elsewhere| elsewhere.agent.status.as_ref());
         if let Some(status) = elsewhere {
             return status.state();
         }
@@ -246,9 +243,7 @@ impl<'a> Snapshot<'a> {
 
     /// Returns the status of a node, as the replica sees it that serves the agent.
     pub(super) fn status(&self, name: &NodeName, node: &Node<'_>) -> pb::NodeStatus {
-        let elsewhere = node
-            .elsewhere
-            .and_then(|elsewhere| elsewhere.agent.status.clone());
+        let elsewhere = node.elsewhere.and_then(|elsewhere| elsewhere.agent.status.clone());
         let mut status = elsewhere.unwrap_or_else(|| {
             let (record, facts) = (node.record.as_deref(), node.facts.as_deref());
             node_status(self.hub, name, record, facts, self.stranger(facts))

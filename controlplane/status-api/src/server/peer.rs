@@ -181,18 +181,14 @@ fn inspected(
 
 /// Reads the names of Services.
 fn names(services: &[pb::ServiceRef]) -> Result<Vec<ServiceName>, Status> {
-    let longest = services
-        .iter()
-        .map(|of| of.namespace.len().max(of.name.len()));
+    let longest = services.iter().map(|of| of.namespace.len().max(of.name.len()));
     if services.len() > MAX_SERVICES || longest.max().is_some_and(|longest| longest > MAX_NAME) {
         return Err(Status::invalid_argument(
             "too many Services, or names that are too long",
         ));
     }
     let services = services.iter();
-    Ok(services
-        .map(|of| ServiceName::new(&of.namespace, &of.name))
-        .collect())
+    Ok(services.map(|of| ServiceName::new(&of.namespace, &of.name)).collect())
 }
 
 /// Sends an answer.
@@ -211,12 +207,7 @@ async fn tell(
     let services: Vec<_> = services.collect();
     let unchanged = state == request.seen;
     let replica = replica(hub, &services, state, unchanged);
-    let send = async |kind| {
-        outbox
-            .send(Ok(pb::Collected { kind: Some(kind) }))
-            .await
-            .is_ok()
-    };
+    let send = async |kind| outbox.send(Ok(pb::Collected { kind: Some(kind) })).await.is_ok();
     if !send(Kind::Replica(replica)).await || unchanged || request.from == hub.store.epoch() {
         return;
     }
@@ -263,9 +254,7 @@ fn replica(hub: &Hub, services: &[Followed], state: u64, unchanged: bool) -> pb:
         false => hub.fleet.records().into_keys().collect(),
     };
     let published = services.iter().map(|followed| {
-        let wanted = agents
-            .iter()
-            .map(|node| hub.store.wanted_of_service(node, followed));
+        let wanted = agents.iter().map(|node| hub.store.wanted_of_service(node, followed));
         pb::PublishedService {
             digest: hub.store.digest_of_service(followed).to_bytes().to_vec(),
             durations: durations(hub, wanted.max().unwrap_or(0)).map(|all| all.to_wire()),

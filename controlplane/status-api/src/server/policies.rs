@@ -66,9 +66,7 @@ pub(super) async fn list(
         };
         let mut tiers: Vec<_> = policies.cluster_policies().map(|of| of_tier(&of)).collect();
         tiers.sort_by(|a, b| a.name.cmp(&b.name));
-        let all = tiers
-            .into_iter()
-            .chain(policies.list().map(|of| summary(&of)));
+        let all = tiers.into_iter().chain(policies.list().map(|of| summary(&of)));
         page(all.filter(wanted), most)
     })
     .await
@@ -204,9 +202,7 @@ async fn describe_tier(hub: &Hub, name: String) -> Result<Option<pb::PolicyDescr
     };
     let written = |direction| {
         let rules = policy.rules(direction).iter().take(RULES);
-        rules
-            .map(|rule| words::tier_rule(rule, direction))
-            .collect()
+        rules.map(|rule| words::tier_rule(rule, direction)).collect()
     };
     let more =
         Direction::ALL.map(|direction| policy.rules(direction).len().saturating_sub(RULES) as u64);
@@ -426,9 +422,7 @@ fn rule_of_tier(
         ruling.priority
     );
     let facts = policies.cluster_policy(&ruling.policy);
-    let rule = facts
-        .as_ref()
-        .and_then(|facts| facts.policy.rules(direction).get(ruling.rule));
+    let rule = facts.as_ref().and_then(|facts| facts.policy.rules(direction).get(ruling.rule));
     reported.rule = rule.map_or_else(String::new, |rule| words::tier_rule(rule, direction));
 }
 

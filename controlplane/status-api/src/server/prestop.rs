@@ -112,10 +112,7 @@ impl Depart {
     ) -> Option<Self> {
         let mut head = hub.store.head();
         head.wait_for(|head| head.synced).await.ok()?;
-        let pod = hub
-            .look(move |index| index.pod_at(&node, &addresses, port))
-            .await
-            .ok()?;
+        let pod = hub.look(move |index| index.pod_at(&node, &addresses, port)).await.ok()?;
         let mut followed = Vec::new();
         for service in &pod.services {
             let others = Others::follow(peers, Some(service.clone())).await.ok()?;

@@ -200,10 +200,7 @@ fn views<'a>(
 }
 
 fn ready(view: &PortView) -> impl Iterator<Item = SocketAddr> {
-    let ready = view
-        .endpoints
-        .iter()
-        .filter(|endpoint| endpoint.is_usable());
+    let ready = view.endpoints.iter().filter(|endpoint| endpoint.is_usable());
     ready.map(|endpoint| SocketAddr::new(endpoint.addr.ip, endpoint.addr.port))
 }
 
@@ -241,8 +238,7 @@ fn neighbours<'a>(node: &NodeName, all: &'a [NodeName]) -> impl Iterator<Item = 
     let (before, after) = all.split_at_checked(at).unwrap_or((all, &[]));
     let ring = after.iter().chain(before);
     let node = node.clone();
-    ring.filter(move |other| **other != node)
-        .take(NEIGHBOURS * 2)
+    ring.filter(move |other| **other != node).take(NEIGHBOURS * 2)
 }
 
 fn primary(facts: &NodeFacts, family: Family) -> Option<IpAddr> {

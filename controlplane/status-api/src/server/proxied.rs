@@ -54,9 +54,7 @@ fn put_together(ports: &[&PortView], answers: &node_query::Answers) -> pb::Proxi
         for (node, state) in &parts.reported {
             // An agent that answers about one ServicePort many times counts once.
             let of_port = state.ports.iter().take(PORTS);
-            let known = of_port
-                .take(ports.len())
-                .find(|one| one.key.as_ref() == Some(&key));
+            let known = of_port.take(ports.len()).find(|one| one.key.as_ref() == Some(&key));
             all.extend(known.map(|known| (index, node, known)));
         }
     }

@@ -117,10 +117,8 @@ impl RecorderService for RecorderServer {
     async fn list_noticed(&self, request: Request<pb::NoticedRequest>) -> Answer<pb::NoticedList> {
         charge(&request, 1)?;
         let request = request.into_inner();
-        let (events, since_ms) = self
-            .hub
-            .recorder
-            .noticed(request.after, limit(request.limit, NOTICES));
+        let (events, since_ms) =
+            self.hub.recorder.noticed(request.after, limit(request.limit, NOTICES));
         Ok(Response::new(pb::NoticedList {
             events: events.into_iter().map(wire::notice).collect(),
             now_ms: millis(SystemTime::now()),

@@ -24,9 +24,7 @@ pub(super) async fn of_all(
     let wanted = |_: &NodeName, node: &Node<'_>| node.has_servers(service);
     let answers = agents.ask(|_| Arc::clone(&question), wanted, node_query::SERVICE);
     let heard = answers.await.nodes.into_iter();
-    heard
-        .map(|heard| (heard.node.clone(), servers(heard, service)))
-        .collect()
+    heard.map(|heard| (heard.node.clone(), servers(heard, service))).collect()
 }
 
 /// Returns an answer, without virtual servers of other Services.

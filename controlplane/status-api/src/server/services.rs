@@ -50,10 +50,7 @@ pub(super) async fn list(
     };
     let page = hub.ports(selection).await.map_err(closing)?;
     let last = page.ports.last().filter(|_| page.more);
-    let services = page
-        .ports
-        .iter()
-        .map(|view| views::service(&hub.store, view));
+    let services = page.ports.iter().map(|view| views::service(&hub.store, view));
     Ok(pb::ListServicesResponse {
         services: services.collect(),
         next_page_token: last.map(|view| token(&view.port.key)).unwrap_or_default(),
@@ -162,10 +159,7 @@ async fn send(
                 return false;
             }
         };
-        let services = page
-            .ports
-            .iter()
-            .map(|view| views::service(&hub.store, view));
+        let services = page.ports.iter().map(|view| views::service(&hub.store, view));
         message.services = services.collect();
         selection.after = page.ports.last().map(|view| view.port.key.clone());
         if !page.more {

@@ -100,9 +100,7 @@ impl StatusService for StatusServer {
         };
         let snapshot = Snapshot::with(&self.hub, &others);
         let page = match request.node.as_str() {
-            "" => snapshot
-                .only_those(&request)
-                .page(&request.page_token, nodes_of(&request)),
+            "" => snapshot.only_those(&request).page(&request.page_token, nodes_of(&request)),
             node => snapshot.only(node),
         };
         Ok(Response::new(page))

@@ -195,8 +195,7 @@ async fn issues_of_the_api_server_are_read_where_they_are() {
     };
     let issues = Arc::new(vec![issue.clone()]);
     let heard_at = hub.summary().borrow().heard_at;
-    hub.upstream
-        .update(Kind::Service, |state| state.unreadable = issues);
+    hub.upstream.update(Kind::Service, |state| state.unreadable = issues);
     let (errors, waited) = next().await;
     assert_eq!(errors, 3_001);
     assert!(waited <= WATCH_PAUSE, "{waited:?}");
@@ -205,13 +204,11 @@ async fn issues_of_the_api_server_are_read_where_they_are() {
     let detail = hub.detail(ServiceName::new("shop", "new")).await.unwrap();
     assert_eq!(detail.unwrap().issues, [issue]);
 
-    hub.upstream
-        .update(Kind::Service, |state| state.counts.events += 1);
+    hub.upstream.update(Kind::Service, |state| state.counts.events += 1);
     let (errors, waited) = next().await;
     assert_eq!(errors, 3_001);
     assert!(waited >= WATCH_REFRESH, "{waited:?}");
-    hub.upstream
-        .update(Kind::Service, |state| state.unreadable = Arc::default());
+    hub.upstream.update(Kind::Service, |state| state.unreadable = Arc::default());
     let (errors, waited) = next().await;
     assert_eq!(errors, 3_000);
     assert!(waited <= WATCH_PAUSE, "{waited:?}");

@@ -153,9 +153,7 @@ pub(super) fn node_status(
     let mut state = node_state(hub, name, record, wanted, stranger);
     if let Some(suspicion) = hub.suspects.of(name) {
         let other = std::mem::take(&mut state.last_error);
-        let parts = [suspicion, other]
-            .into_iter()
-            .filter(|part| !part.is_empty());
+        let parts = [suspicion, other].into_iter().filter(|part| !part.is_empty());
         state.last_error = parts.collect::<Vec<_>>().join("; ");
     }
     let facts = facts.cloned().unwrap_or_default();
@@ -170,14 +168,9 @@ pub(super) fn node_status(
         pod_cidrs: strings(&facts.pod_cidrs),
         backend: record.map(|r| r.backend.clone()).unwrap_or_default(),
         agent_version: record.map(|r| r.version.clone()).unwrap_or_default(),
-        peer: record
-            .filter(|r| r.connected)
-            .map(|r| r.peer.clone())
-            .unwrap_or_default(),
+        peer: record.filter(|r| r.connected).map(|r| r.peer.clone()).unwrap_or_default(),
         last_heard_ms: record.map_or(0, |r| wall_ms(r.last_heard)),
-        network_programming: record
-            .and_then(|r| r.latencies.summary())
-            .map(network_programming),
+        network_programming: record.and_then(|r| r.latencies.summary()).map(network_programming),
         report: record.and_then(AgentRecord::local_report),
         frozen: hub.orders.frozen(name).map(Into::into),
         // The replica that asks knows where the answer comes from.
@@ -264,9 +257,7 @@ fn agent_state(store: &Store, record: &AgentRecord, wanted: u64, stranger: Optio
             )
         }
         Some(report) if report.epoch == store.epoch() => {
-            let since = store
-                .changed_after(report.applied_revision)
-                .unwrap_or(record.since);
+            let since = store.changed_after(report.applied_revision).unwrap_or(record.since);
             state(pb::NodeState::Syncing, wall_ms(since), String::new())
         }
         _ => state(pb::NodeState::Syncing, wall_ms(record.since), String::new()),
@@ -276,13 +267,8 @@ fn agent_state(store: &Store, record: &AgentRecord, wanted: u64, stranger: Optio
 /// Returns the reason why the state of a node's kernel is unknown, if it is.
 fn unverified(record: &AgentRecord, now: Instant) -> Option<String> {
     let report = record.report.as_deref()?;
-    let overdue = report
-        .families
-        .iter()
-        .any(|family| family.verification_overdue);
-    let silent = record
-        .unverified_for(now)
-        .filter(|age| *age >= UNVERIFIED_AFTER);
+    let overdue = report.families.iter().any(|family| family.verification_overdue);
+    let silent = record.unverified_for(now).filter(|age| *age >= UNVERIFIED_AFTER);
     (overdue || silent.is_some()).then(|| {
         "the agent has not verified its kernel for too long; read the agent's log".to_owned()
     })

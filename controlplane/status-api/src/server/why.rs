@@ -59,9 +59,7 @@ pub(super) fn explain(
         setup.unwrap_or(USUAL),
         (packet.place, packet.sender),
     );
-    let bad = found
-        .iter()
-        .filter(|finding| finding.severity != Severity::Info);
+    let bad = found.iter().filter(|finding| finding.severity != Severity::Info);
     // The answer is about another place than the one that the Service does not get.
     let lost = refused_outside(detail).filter(|_| is_outside(request));
     let lost = lost.map(refused);
@@ -112,10 +110,7 @@ pub(super) fn family(request: &pb::ExplainRequest, detail: &ServiceDetail) -> Fa
 pub(super) fn nodes_of(explanation: &pb::Explanation) -> BTreeSet<NodeName> {
     let chosen = explanation.candidates.iter().filter(|of| of.chosen);
     let receivers = chosen.map(|candidate| candidate.node.as_str());
-    receivers
-        .chain([explanation.node.as_str()])
-        .map(NodeName::from)
-        .collect()
+    receivers.chain([explanation.node.as_str()]).map(NodeName::from).collect()
 }
 
 /// Settings of most agents, for an agent that has not reported its own.
@@ -130,10 +125,7 @@ const USUAL: Setup = Setup {
 /// Returns the agent's settings, if it has reported them.
 fn setup(on: &OnNode, family: Family) -> Option<Setup> {
     let family = pb::Family::from(family);
-    let status = on
-        .families
-        .iter()
-        .find(|status| status.family() == family)?;
+    let status = on.families.iter().find(|status| status.family() == family)?;
     let masquerade = status.masquerade?;
     Some(Setup {
         masquerade: Masquerade {

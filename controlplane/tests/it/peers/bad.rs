@@ -45,9 +45,7 @@ impl PeerService for Liar {
     ) -> Result<Response<Self::CollectStream>, Status> {
         self.asked.fetch_add(1, Ordering::Relaxed);
         let messages = (self.says)(&request.into_inner()).into_iter();
-        let messages: Vec<_> = messages
-            .map(|kind| pb::Collected { kind: Some(kind) })
-            .collect();
+        let messages: Vec<_> = messages.map(|kind| pb::Collected { kind: Some(kind) }).collect();
         let last = messages.last().cloned().filter(|_| self.endless);
         let more = std::iter::from_fn(move || last.clone());
         let all = tokio_stream::iter(messages.into_iter().chain(more)).map(Ok);
@@ -229,10 +227,7 @@ async fn garbage_and_other_programs_are_named() {
     let reason = |at: &str| {
         let mut all = missing.clone();
         let found = all.find(|replica| replica.address == at);
-        found
-            .unwrap_or_else(|| panic!("{at}: {fleet:?}"))
-            .reason
-            .clone()
+        found.unwrap_or_else(|| panic!("{at}: {fleet:?}")).reason.clone()
     };
     assert!(reason(&garbage.to_string()).contains("cannot connect"));
     assert!(reason(&agents.to_string()).contains("no replica"));

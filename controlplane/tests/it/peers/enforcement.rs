@@ -21,9 +21,7 @@ async fn two(orders: [Option<Enforce>; 2]) -> Vec<Replica> {
 /// Returns the name of the replica that differs, and how.
 fn differing(fleet: &pb::Fleet) -> Option<(&str, &str)> {
     let issues = &fleet.control_plane.as_ref()?.issues;
-    let mut found = issues
-        .iter()
-        .filter(|issue| issue.code == Reason::ReplicasDiffer.code());
+    let mut found = issues.iter().filter(|issue| issue.code == Reason::ReplicasDiffer.code());
     let issue = found.next()?;
     assert!(found.next().is_none(), "{issues:?}");
     assert_eq!(issue.severity(), pb::Severity::Error);

@@ -59,11 +59,7 @@ fn connect(replica: &Replica, number: usize) -> Vec<Session> {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn ten_thousand_agents_are_one_answer() {
     let replicas = three().await;
-    let sessions: Vec<_> = replicas
-        .iter()
-        .zip(0..)
-        .map(|(r, n)| connect(r, n))
-        .collect();
+    let sessions: Vec<_> = replicas.iter().zip(0..).map(|(r, n)| connect(r, n)).collect();
     let asked = &replicas[0];
     let until = Instant::now() + DEADLINE;
     let (fleet, first, all) = loop {

@@ -67,10 +67,7 @@ fn head(replica: &Replica) -> u64 {
 async fn agree(replicas: &[Replica], before: &[u64]) {
     let until = Instant::now() + DEADLINE;
     loop {
-        let moved = replicas
-            .iter()
-            .zip(before)
-            .all(|(r, before)| head(r) > *before);
+        let moved = replicas.iter().zip(before).all(|(r, before)| head(r) > *before);
         let digest = |replica: &Replica| replica.bound.hub().store.digest("a");
         let same = replicas.iter().all(|r| digest(r) == digest(&replicas[0]));
         if moved && same {

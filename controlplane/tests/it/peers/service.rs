@@ -40,8 +40,7 @@ impl Watch {
     }
 
     async fn programmed(&mut self, nodes: u64) -> pb::Convergence {
-        self.until(|_| {}, |answer| answer.programmed == nodes)
-            .await
+        self.until(|_| {}, |answer| answer.programmed == nodes).await
     }
 }
 
@@ -72,9 +71,7 @@ async fn a_change_is_followed_into_the_kernels_of_all_replicas() {
         watches.push(Watch::begin(replica).await);
     }
     let [first, second, third] = &replicas;
-    agents[1]
-        .holds(second.bound.hub().store.head().borrow().revision)
-        .await;
+    agents[1].holds(second.bound.hub().store.head().borrow().revision).await;
     for watch in &mut watches {
         let all = watch.programmed(3).await;
         assert_eq!((all.nodes, all.verified, lags(&all).len()), (3, 3, 0));
@@ -118,10 +115,7 @@ async fn a_replica_that_stops_takes_its_nodes_out_of_the_count() {
     let mut watch = Watch::begin(&first).await;
     watch.programmed(3).await;
     third.bound.shutdown_token().cancel();
-    timeout(DEADLINE, third.bound.wait())
-        .await
-        .unwrap()
-        .unwrap();
+    timeout(DEADLINE, third.bound.wait()).await.unwrap().unwrap();
     let less = watch.programmed(2).await;
     assert_eq!(less.state(), ServiceState::Served);
     assert_eq!(lags(&less), [("c", LagState::Unknown)]);
@@ -191,11 +185,7 @@ spec: {clusterIP: 10.96.0.1, ports: [{name: http, port: 80}]}
         }
         tokio::time::sleep(std::time::Duration::from_millis(10)).await;
     };
-    let servers: Vec<_> = description
-        .nodes
-        .iter()
-        .map(|node| node.servers.as_ref())
-        .collect();
+    let servers: Vec<_> = description.nodes.iter().map(|node| node.servers.as_ref()).collect();
     assert_eq!(servers[0], None);
     assert_eq!(servers[1].unwrap().servers[0].scheduler, "rr");
     // The third agent does not answer.

@@ -182,9 +182,7 @@ impl<D: DataPath> Driver<D> {
             failures: std::mem::take(&mut claims.failures),
             ..Applied::default()
         };
-        let staged = self
-            .path
-            .stage(content, claims.change(change), &mut applied);
+        let staged = self.path.stage(content, claims.change(change), &mut applied);
         let mut staged = staged?;
         applied.plan = started.elapsed();
         match self.path.commit(content, &mut staged, &mut applied) {

@@ -174,9 +174,7 @@ mod tests {
                 complete,
             };
             let before = self.held.clone();
-            let claims = self
-                .frontends
-                .claim(change, |key| before.get(key).map_or(&[], |at| at));
+            let claims = self.frontends.claim(change, |key| before.get(key).map_or(&[], |at| at));
             if complete {
                 self.held.clear();
             }
@@ -188,18 +186,11 @@ mod tests {
             let now = &self.held;
             self.frontends
                 .accept(&claims, complete, |key| now.get(key).map_or(&[], |at| at));
-            claims
-                .failures
-                .into_iter()
-                .map(|failure| failure.reason)
-                .collect()
+            claims.failures.into_iter().map(|failure| failure.reason).collect()
         }
 
         fn owner(&self, port: u16) -> Option<&str> {
-            self.frontends
-                .0
-                .get(&at(port))
-                .map(|key| &*key.service.name)
+            self.frontends.0.get(&at(port)).map(|key| &*key.service.name)
         }
     }
 

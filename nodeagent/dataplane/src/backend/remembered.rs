@@ -28,9 +28,7 @@ impl Kind {
             false => AffinityClients::default(),
         };
         for (index, port) in ports.iter().enumerate() {
-            let remembered = proxy
-                .into_iter()
-                .flat_map(|proxy| proxy.remembered(&port.key));
+            let remembered = proxy.into_iter().flat_map(|proxy| proxy.remembered(&port.key));
             for (from, endpoint, left) in
                 remembered.filter(|(from, ..)| client.is_none_or(|ip| ip == *from))
             {

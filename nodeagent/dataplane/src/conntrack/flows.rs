@@ -85,10 +85,7 @@ impl Size {
     /// Returns the number of questions that take as long as one list of all UDP flows: for each question, the kernel
     /// walks its whole table; for the list it does so once, and hands over each entry.
     fn questions(self) -> usize {
-        let walk = self
-            .buckets
-            .saturating_add(self.entries)
-            .saturating_mul(PASSED_NS);
+        let walk = self.buckets.saturating_add(self.entries).saturating_mul(PASSED_NS);
         let list = self.entries.saturating_mul(LISTED_NS);
         walk.saturating_add(list).checked_div(walk).unwrap_or(1)
     }

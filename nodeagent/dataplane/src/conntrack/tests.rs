@@ -324,9 +324,7 @@ fn few_questions_are_asked_one_by_one_and_many_at_once() {
         selections(&node_port, Filter::Both, None),
         [Selection::ToPort(30053)]
     );
-    let many: Vec<u8> = (0..=MAX_QUESTIONS)
-        .map(|n| u8::try_from(n).unwrap())
-        .collect();
+    let many: Vec<u8> = (0..=MAX_QUESTIONS).map(|n| u8::try_from(n).unwrap()).collect();
     assert_eq!(
         selections(&work(&[], &many), Filter::Both, None),
         [Selection::All]
@@ -398,9 +396,7 @@ mod schedule {
             if let Some(octet) = u8::try_from(step).ok().filter(|n| *n < 200) {
                 schedule.add(retired(octet));
             }
-            let looked = look(&mut schedule, now)
-                .into_iter()
-                .flat_map(|work| work.retired);
+            let looked = look(&mut schedule, now).into_iter().flat_map(|work| work.retired);
             for at in looked {
                 let IpAddr::V4(ip) = at.ip else { continue };
                 let n = usize::from(ip.octets()[3]);

@@ -152,11 +152,7 @@ impl Tracker {
         if let Some(old) = &old {
             for at in &old.frontends {
                 // Another ServicePort may have taken the place in the same change.
-                if self
-                    .owners
-                    .get(at)
-                    .is_some_and(|owner| Arc::ptr_eq(owner, old))
-                {
+                if self.owners.get(at).is_some_and(|owner| Arc::ptr_eq(owner, old)) {
                     self.owners.remove(at);
                 }
                 if !new.as_ref().is_some_and(|new| new.has_place(at)) {

@@ -75,10 +75,7 @@ fn read(family: Family, keeps: Keeps) -> Result<Vec<LeftoverTable<RuleHandle>>, 
             ControlFlow::Continue(())
         })?;
     }
-    Ok(listings
-        .into_iter()
-        .filter_map(TableReader::finish)
-        .collect())
+    Ok(listings.into_iter().filter_map(TableReader::finish).collect())
 }
 
 fn add_rule(listing: &mut TableReader<RuleHandle>, rule: Message<'_>) {
@@ -102,17 +99,11 @@ fn leads_to(step: Attribute<'_>) -> Option<(i32, &str)> {
         .get(NFTA_EXPR_NAME)?
         .as_str()
         .filter(|name| *name == "immediate")?;
-    let data = step
-        .children()
-        .get(NFTA_EXPR_DATA)?
-        .children()
-        .get(NFTA_IMMEDIATE_DATA)?;
+    let data = step.children().get(NFTA_EXPR_DATA)?.children().get(NFTA_IMMEDIATE_DATA)?;
     let verdict = data.children().get(NFTA_DATA_VERDICT)?.children();
     let verb = verdict.get(NFTA_VERDICT_CODE)?.as_u32()?.cast_signed();
     let chain = verdict.get(NFTA_VERDICT_CHAIN)?.as_str()?;
-    [NFT_JUMP, NFT_GOTO]
-        .contains(&verb)
-        .then_some((verb, chain))
+    [NFT_JUMP, NFT_GOTO].contains(&verb).then_some((verb, chain))
 }
 
 impl Chains {
@@ -127,9 +118,7 @@ impl Chains {
             let mut socket = NfSocket::open().map_err(text)?;
             let generation = socket.generation().map_err(text)?;
             let tables = read(self.family, self.keeps).map_err(text)?;
-            let Some(table) = tables
-                .iter()
-                .find(|table| table.name == name && !table.is_empty())
+            let Some(table) = tables.iter().find(|table| table.name == name && !table.is_empty())
             else {
                 return Ok(());
             };

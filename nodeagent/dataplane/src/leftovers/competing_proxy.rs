@@ -99,10 +99,9 @@ pub fn shares_our_network(pid: u32) -> Option<bool> {
     let read = file.and_then(|file| file.take(MAX_LIST).read_to_string(&mut list));
     match read {
         // Num RefCount Protocol Flags Type St Inode Path
-        Ok(_) => Some(
-            list.lines()
-                .any(|line| line.split_whitespace().nth(6) == Some(inode.as_str())),
-        ),
+        Ok(_) => {
+            Some(list.lines().any(|line| line.split_whitespace().nth(6) == Some(inode.as_str())))
+        }
         // A process that has ended, but still exists as a zombie, has no network any more.
         Err(_) if !is_alive(pid) => Some(false),
         Err(_) => None,
@@ -119,8 +118,6 @@ fn inode(descriptor: impl AsRef<Path>) -> Option<String> {
 fn is_alive(pid: u32) -> bool {
     // PID (NAME) STATE ..; the name ends with the last bracket.
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-    let state = stat
-        .rsplit_once(") ")
-        .and_then(|(_, rest)| rest.chars().next());
+    let state = stat.rsplit_once(") ").and_then(|(_, rest)| rest.chars().next());
     state.is_some_and(|state| !matches!(state, 'Z' | 'X'))
 }

@@ -171,10 +171,7 @@ pub(super) fn parse(text: &str, keeps: Keeps) -> Vec<LeftoverTable> {
     let mut table: Option<TableReader<String>> = None;
     for line in text.lines() {
         if let Some(name) = line.strip_prefix('*') {
-            table = TABLES
-                .iter()
-                .find(|t| **t == name)
-                .map(|t| TableReader::new(t, keeps));
+            table = TABLES.iter().find(|t| **t == name).map(|t| TableReader::new(t, keeps));
         } else if line == "COMMIT" {
             found.extend(table.take().and_then(TableReader::finish));
         } else if let Some(table) = &mut table {
@@ -255,10 +252,7 @@ impl<Jump> TableReader<Jump> {
         }
         let target = to.to_owned();
         if self.is_left(from) {
-            self.inner
-                .entry(from.to_owned())
-                .or_default()
-                .insert(target);
+            self.inner.entry(from.to_owned()).or_default().insert(target);
         } else if let Some(jump) = jump.filter(|_| BUILT_IN.contains(&from)) {
             self.jumps.push((target, jump));
         } else {
@@ -272,13 +266,7 @@ impl<Jump> TableReader<Jump> {
         let mut next: Vec<&str> = self.needed.iter().map(String::as_str).collect();
         while let Some(chain) = next.pop() {
             if kept.insert(chain.to_owned()) {
-                next.extend(
-                    self.inner
-                        .get(chain)
-                        .into_iter()
-                        .flatten()
-                        .map(String::as_str),
-                );
+                next.extend(self.inner.get(chain).into_iter().flatten().map(String::as_str));
                 // A mark has no effect without the rule that acts on it.
                 next.extend((chain == MARK_MASQ).then_some(POSTROUTING));
             }
@@ -301,17 +289,13 @@ impl<Jump> TableReader<Jump> {
 /// Returns whether chains that stay only masquerade packets that rules of other programs mark, so that they lead no
 /// packet to an endpoint.
 pub(super) fn only_masquerade(chains: &BTreeSet<String>) -> bool {
-    chains
-        .iter()
-        .all(|chain| [MARK_MASQ, POSTROUTING].contains(&chain.as_str()))
+    chains.iter().all(|chain| [MARK_MASQ, POSTROUTING].contains(&chain.as_str()))
 }
 
 /// Returns the node ports to which rules in the output of `iptables-save` apply. kplane's trees have other
 /// chains for node ports; their rules are ignored.
 pub(super) fn node_ports(text: &str) -> impl Iterator<Item = u16> {
-    let rules = text
-        .lines()
-        .filter_map(|line| line.strip_prefix("-A KUBE-NODEPORTS "));
+    let rules = text.lines().filter_map(|line| line.strip_prefix("-A KUBE-NODEPORTS "));
     rules.filter_map(|rule| {
         let mut words = words(rule);
         words.find(|word| *word == "--dport")?;

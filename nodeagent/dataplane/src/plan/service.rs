@@ -45,9 +45,7 @@ pub fn plan_service(
         key: port.key.clone(),
         cluster_ip: port.cluster_ip,
         frontends,
-        local: local
-            .map(|l| l.endpoints.iter().map(|e| e.addr).collect())
-            .unwrap_or_default(),
+        local: local.map(|l| l.endpoints.iter().map(|e| e.addr).collect()).unwrap_or_default(),
         affinity_timeout_s: port.affinity_timeout_s,
         ipvs_scheduler: port.ipvs_scheduler,
         proxied: port.proxied,

@@ -136,11 +136,7 @@ fn a18_reject_without_any_endpoint_drop_without_a_local_one() {
 fn a8_a9_source_ranges_guard_load_balancer_addresses_only() {
     let mut program = program();
     let ranges = |plan: &ServicePlan, ip| {
-        at(plan, ip)
-            .source_ranges
-            .iter()
-            .map(ToString::to_string)
-            .collect::<Vec<_>>()
+        at(plan, ip).source_ranges.iter().map(ToString::to_string).collect::<Vec<_>>()
     };
     program.port.source_ranges = vec!["192.0.2.0/24".parse().unwrap()];
     let plan = plan_service(&program, None, &node());
@@ -185,9 +181,7 @@ fn withheld(reserved: &Reserved) -> Vec<usize> {
     let all = frontends(&plan);
     let reason = reserved.withhold(&node(), &mut plan);
     let left = frontends(&plan);
-    let gone: Vec<usize> = (0..all.len())
-        .filter(|n| !left.contains(&all[*n]))
-        .collect();
+    let gone: Vec<usize> = (0..all.len()).filter(|n| !left.contains(&all[*n])).collect();
     match (gone.first(), reason) {
         (None, None) => {}
         (Some(first), Some(reason)) => {
@@ -376,11 +370,7 @@ fn f2_udp_flows_go_on_to_whatever_serves() {
     let mut program = program();
     program.serving_others = vec![endpoint(3)];
     let local = local(&program, &[(1, true), (4, false)]);
-    assert!(
-        plan_service(&program, Some(&local), &node())
-            .serving
-            .is_empty()
-    );
+    assert!(plan_service(&program, Some(&local), &node()).serving.is_empty());
     program.port.key.protocol = Protocol::Udp;
     for policy in [TrafficPolicy::Cluster, TrafficPolicy::Local] {
         (program.port.internal_policy, program.port.external_policy) = (policy, policy);

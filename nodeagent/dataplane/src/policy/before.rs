@@ -8,10 +8,7 @@ use crate::backend::nftables::{Contents, Element, Key, PolicySet, Set};
 
 impl Contents for Content {
     fn elements(&self) -> BTreeSet<Element> {
-        self.held
-            .all()
-            .map(|(place, value)| element(place, value))
-            .collect()
+        self.held.all().map(|(place, value)| element(place, value)).collect()
     }
 
     /// A node may have hundreds of thousands: to sort them all takes longer than anything else but the kernel. If one

@@ -83,11 +83,7 @@ impl Blocks {
             return None;
         }
         self.used.retain(|_, used| used.users > 0);
-        let new = tree(
-            self.used
-                .iter()
-                .map(|(prefix, used)| (*prefix, used.number)),
-        );
+        let new = tree(self.used.iter().map(|(prefix, used)| (*prefix, used.number)));
         let old = std::mem::replace(&mut self.tree, new);
         Some((old, &self.tree))
     }
@@ -217,11 +213,7 @@ fn allowed(block: &Block) -> Vec<Stretch> {
         Some(ip_bits(block.range.first())),
         ip_bits(block.range.last()),
     );
-    let mut except: Vec<_> = block
-        .except
-        .iter()
-        .filter(|e| block.range.covers(**e))
-        .collect();
+    let mut except: Vec<_> = block.except.iter().filter(|e| block.range.covers(**e)).collect();
     except.sort_unstable();
     let mut parts = Vec::new();
     for hole in except {

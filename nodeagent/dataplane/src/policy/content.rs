@@ -157,12 +157,7 @@ impl Content {
         let of = self.tiers.decisions.iter();
         let tiers = of
             .flat_map(|(id, parts)| parts.keys().map(|n| PolicyKey::Decisions(*id, *n)))
-            .chain(
-                self.tiers
-                    .spans
-                    .keys()
-                    .map(|(a, b)| PolicyKey::Span(*a, *b)),
-            )
+            .chain(self.tiers.spans.keys().map(|(a, b)| PolicyKey::Span(*a, *b)))
             .chain(self.tiers.policies.iter().cloned().map(PolicyKey::Cluster))
             .chain(objects.namespaces.iter().cloned().map(PolicyKey::Namespace));
         pods.chain(objects.peers.keys().copied().map(PolicyKey::Peer))
@@ -354,8 +349,7 @@ impl Content {
         };
         for direction in Direction::ALL.into_iter().filter(is_about) {
             for address in addresses(pod, self.family) {
-                self.held
-                    .subject(PolicySet::Isolated(direction), direction, address, there);
+                self.held.subject(PolicySet::Isolated(direction), direction, address, there);
             }
         }
     }
@@ -421,12 +415,7 @@ impl Content {
         }
         let objects = &self.objects;
         let mut used: HashSet<PeerId> = objects.peers.values().copied().collect();
-        used.extend(
-            objects
-                .classes
-                .iter()
-                .flat_map(|(id, parent)| [*id, *parent]),
-        );
+        used.extend(objects.classes.iter().flat_map(|(id, parent)| [*id, *parent]));
         used.extend(objects.groups.keys().flat_map(|id| objects.members(*id)));
         used.extend(self.tiers.named());
         used.insert(PeerId::ALL_PODS);

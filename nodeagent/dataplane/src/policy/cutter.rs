@@ -81,9 +81,7 @@ impl Cutter {
     pub(super) fn start(hand: Hand) -> std::io::Result<Self> {
         let (sender, receiver) = channel();
         let run = move || run(&receiver, &hand);
-        std::thread::Builder::new()
-            .name("cutter".to_owned())
-            .spawn(run)?;
+        std::thread::Builder::new().name("cutter".to_owned()).spawn(run)?;
         Ok(Self(sender))
     }
 

@@ -86,12 +86,7 @@ impl Content {
     }
 
     pub(super) fn set_decisions(&mut self, subject: PeerId, part: u8, new: Option<&[DecisionRow]>) {
-        let pods = self
-            .tiers
-            .pods_of
-            .get(&subject)
-            .cloned()
-            .unwrap_or_default();
+        let pods = self.tiers.pods_of.get(&subject).cloned().unwrap_or_default();
         for pod in &pods {
             self.state(pod, false);
         }
@@ -149,12 +144,10 @@ impl Content {
         for address in addresses(pod, self.family) {
             self.elsewhere.touch(address);
             if is_known {
-                self.held
-                    .count((PolicySet::LocalPods, Key::Ip(address)), None, there);
+                self.held.count((PolicySet::LocalPods, Key::Ip(address)), None, there);
             }
             for direction in Direction::ALL.into_iter().filter(|_| is_cut_off) {
-                self.held
-                    .subject(PolicySet::Isolated(direction), direction, address, there);
+                self.held.subject(PolicySet::Isolated(direction), direction, address, there);
             }
         }
     }
@@ -229,8 +222,7 @@ impl Content {
             };
             let is_used = self.tiers.users.contains_key(&row);
             let value = |action| is_used.then(|| number(action));
-            self.held
-                .set((PolicySet::RowAll, Key::Number(row)), value(actions.rest));
+            self.held.set((PolicySet::RowAll, Key::Number(row)), value(actions.rest));
             for (protocol, first, last, action) in &actions.ranges {
                 let key = Key::Row(row, *protocol, *first, *last);
                 self.held.set((PolicySet::RowPorts, key), value(*action));
@@ -253,9 +245,7 @@ impl Content {
         );
         let actions = row.and_then(|row| self.tiers.actions.get(&row));
         actions.map_or(TierAction::Pass, |of| {
-            packet
-                .port
-                .map_or(of.rest, |(protocol, port)| of.action(protocol, port))
+            packet.port.map_or(of.rest, |(protocol, port)| of.action(protocol, port))
         })
     }
 
@@ -296,9 +286,7 @@ impl Content {
                         None => Some(&pass),
                         Some(row) => self.tiers.actions.get(&row),
                     });
-                before
-                    .zip(after)
-                    .is_some_and(|(before, after)| !is_looser(after, before))
+                before.zip(after).is_some_and(|(before, after)| !is_looser(after, before))
             };
             now > 0 && is_stricter()
         }
@@ -311,9 +299,7 @@ fn is_looser(these: &PortActions, those: &PortActions) -> bool {
     let begins = ranges().map(|(protocol, first, ..)| (*protocol, *first));
     let behind =
         ranges().filter_map(|(protocol, _, last, _)| Some((*protocol, last.checked_add(1)?)));
-    let mut borders = begins
-        .chain(behind)
-        .chain(Protocol::ALL.map(|protocol| (protocol, 0)));
+    let mut borders = begins.chain(behind).chain(Protocol::ALL.map(|protocol| (protocol, 0)));
     these.rest >= those.rest
         && borders.all(|(p, port)| these.action(p, port) >= those.action(p, port))
 }

@@ -116,9 +116,7 @@ impl Terms<'_> {
             Member::Range(_) => None,
         };
         let ported = &self.objects.ported;
-        member
-            .into_iter()
-            .flat_map(move |member| ported.bearers(member, name))
+        member.into_iter().flat_map(move |member| ported.bearers(member, name))
     }
 }
 

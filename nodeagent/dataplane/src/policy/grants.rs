@@ -61,16 +61,11 @@ impl Content {
     /// Takes back what a policy allows, before something that it refers to changes.
     pub(super) fn retract(&mut self, policy: &PolicyName) {
         let pods = self.objects.pods_of(policy);
-        let granted: Vec<PodName> = pods
-            .iter()
-            .filter(|pod| self.grants.has(pod, policy))
-            .cloned()
-            .collect();
+        let granted: Vec<PodName> =
+            pods.iter().filter(|pod| self.grants.has(pod, policy)).cloned().collect();
         self.grant(policy, &granted, false);
         if !pods.is_empty() {
-            self.grants
-                .missing
-                .insert(policy.clone(), pods.into_iter().collect());
+            self.grants.missing.insert(policy.clone(), pods.into_iter().collect());
         }
         self.grants.repriced.insert(policy.clone());
     }
@@ -172,10 +167,8 @@ impl Content {
                 self.failures = None;
             }
             let beyond = self.grants.beyond.keys();
-            let come: Vec<PolicyName> = beyond
-                .filter(|name| !old.contains_key(*name))
-                .cloned()
-                .collect();
+            let come: Vec<PolicyName> =
+                beyond.filter(|name| !old.contains_key(*name)).cloned().collect();
             for name in &come {
                 self.retract(name);
             }
@@ -191,9 +184,8 @@ impl Content {
             if fits {
                 self.works_on(&name, suspects);
             }
-            let (granted, left): (Vec<PodName>, Vec<PodName>) = pods
-                .into_iter()
-                .partition(|pod| fits && !self.cut_off.contains(pod));
+            let (granted, left): (Vec<PodName>, Vec<PodName>) =
+                pods.into_iter().partition(|pod| fits && !self.cut_off.contains(pod));
             self.grant(&name, &granted, true);
             if !left.is_empty() {
                 self.grants.missing.insert(name, left.into_iter().collect());

@@ -83,9 +83,7 @@ impl Held {
             before: None,
             after: Some(value),
         });
-        gone.chain(new)
-            .filter(|change| change.before != change.after)
-            .collect()
+        gone.chain(new).filter(|change| change.before != change.after).collect()
     }
 
     /// Begins to record changes.
@@ -101,9 +99,7 @@ impl Held {
             before,
             after: self.get(place),
         });
-        changes
-            .filter(|change| change.before != change.after)
-            .collect()
+        changes.filter(|change| change.before != change.after).collect()
     }
 
     pub(super) fn len(&self) -> usize {
@@ -111,9 +107,7 @@ impl Held {
     }
 
     pub(super) fn all(&self) -> impl Iterator<Item = (ElementId, Value)> {
-        self.elements
-            .iter()
-            .map(|(place, (_, value))| (*place, *value))
+        self.elements.iter().map(|(place, (_, value))| (*place, *value))
     }
 
     pub(super) fn get(&self, place: ElementId) -> Option<Value> {

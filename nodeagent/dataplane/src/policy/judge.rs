@@ -68,8 +68,7 @@ impl Content {
                 || self.held.in_range((direction, pod, number, protocol), port)
         };
         numbers.into_iter().flatten().chain(ranges).any(|number| {
-            self.held
-                .has(PolicySet::All(direction), Key::Grant(pod, number))
+            self.held.has(PolicySet::All(direction), Key::Grant(pod, number))
                 || packet.port.is_some_and(|port| on_port(number, port))
         })
     }

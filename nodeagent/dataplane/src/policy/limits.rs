@@ -18,10 +18,7 @@ impl Content {
                 _ => drop(cut_off.insert(pod.clone())),
             }
         }
-        let changed: Vec<PodName> = cut_off
-            .symmetric_difference(&self.cut_off)
-            .cloned()
-            .collect();
+        let changed: Vec<PodName> = cut_off.symmetric_difference(&self.cut_off).cloned().collect();
         for pod in changed {
             self.failures = None;
             let object = self.objects.pods.get(&pod);

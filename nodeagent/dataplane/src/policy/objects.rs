@@ -51,9 +51,7 @@ impl Objects {
 
     /// Returns the policies with an egress rule that names one of some ports.
     pub(super) fn policies_naming(&self, ports: &BTreeSet<PortName>) -> BTreeSet<PolicyName> {
-        let policies = ports
-            .iter()
-            .filter_map(|port| self.policies_naming.get(port));
+        let policies = ports.iter().filter_map(|port| self.policies_naming.get(port));
         policies.flatten().cloned().collect()
     }
 

@@ -35,9 +35,7 @@ pub(super) fn phases(
     is_early: impl Fn(&ElementChange) -> bool,
 ) -> Vec<Vec<Ops>> {
     let replaced = replaced(changes);
-    let tiers = changes
-        .iter()
-        .filter(|change| change.place.0 == PolicySet::TierPeers);
+    let tiers = changes.iter().filter(|change| change.place.0 == PolicySet::TierPeers);
     let renumbered: HashSet<Key> = tiers.map(|change| change.place.1).collect();
     let mut phases: [Vec<&ElementChange>; 8] = Default::default();
     for change in changes {
@@ -133,8 +131,6 @@ fn replaced(changes: &[ElementChange]) -> HashSet<(PolicySet, Option<Key>)> {
             *comes |= change.after.is_some();
         }
     }
-    let replaced = groups
-        .into_iter()
-        .filter(|(_, (goes, comes))| *goes && *comes);
+    let replaced = groups.into_iter().filter(|(_, (goes, comes))| *goes && *comes);
     replaced.map(|(group, _)| group).collect()
 }

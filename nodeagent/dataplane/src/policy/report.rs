@@ -35,11 +35,7 @@ impl Content {
                 .to_owned(),
         }));
         let tiers = &self.tiers;
-        let unknown = self
-            .objects
-            .pods
-            .iter()
-            .filter(|(_, pod)| !tiers.knows(pod.tier));
+        let unknown = self.objects.pods.iter().filter(|(_, pod)| !tiers.knows(pod.tier));
         failures.extend(unknown.map(|(pod, _)| PolicyFailure {
             key: PolicyKey::Pod(pod.clone()),
             reason:
@@ -99,10 +95,7 @@ impl Content {
 fn names_ports_of_blocks(policy: &Policy) -> bool {
     let mut rules = policy.egress.iter().flatten();
     rules.any(|rule| {
-        let has_blocks = rule
-            .peers
-            .as_ref()
-            .is_some_and(|peers| !peers.blocks.is_empty());
+        let has_blocks = rule.peers.as_ref().is_some_and(|peers| !peers.blocks.is_empty());
         has_blocks && names_ports(rule)
     })
 }

@@ -123,10 +123,7 @@ mod tests {
             node,
         };
         let beyond = beyond(&prices.collect(), limits);
-        beyond
-            .iter()
-            .map(|(name, share)| format!("{name} {share}"))
-            .collect()
+        beyond.iter().map(|(name, share)| format!("{name} {share}")).collect()
     }
 
     #[test]

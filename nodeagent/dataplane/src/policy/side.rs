@@ -92,9 +92,7 @@ impl PolicySide {
             }
             TableState::Unknown => {
                 self.content.clear();
-                found = tables
-                    .is_possible()
-                    .then(|| self.find(tables, change.objects.len()));
+                found = tables.is_possible().then(|| self.find(tables, change.objects.len()));
             }
             TableState::Absent => {}
             TableState::Held(_) => self.content.held.record(),
@@ -118,8 +116,7 @@ impl PolicySide {
             (TableState::Held(held), true) => {
                 lost = self.content.lost(&changes);
                 lost.extend(self.departed.follow(&changes));
-                self.content
-                    .change(held, &changes, &mut self.rest, &mut applied)?
+                self.content.change(held, &changes, &mut self.rest, &mut applied)?
             }
             (TableState::Unknown | TableState::Absent, true) => {
                 lost = self.content.judged();
@@ -336,9 +333,7 @@ impl Content {
             directions.any(|direction| self.is_judged(direction, *ip))
         };
         // Ranges outside of Pods may be with any Pod.
-        let recut = changes
-            .iter()
-            .any(|change| change.place.0 == PolicySet::TierBlocks);
+        let recut = changes.iter().any(|change| change.place.0 == PolicySet::TierBlocks);
         let all = recut.then(|| self.held.all()).into_iter().flatten();
         let tiered = all.filter_map(|(place, _)| match place {
             (PolicySet::Tiered(_), Key::Ip(ip)) => Some(ip),

@@ -56,9 +56,7 @@ impl Suspects {
             );
             let least = deaths.iter().min_by_key(|(_, deaths)| deaths.count);
             let least = least.map(|(name, _)| name.clone());
-            least
-                .filter(|_| deaths.len() >= MOST)
-                .and_then(|least| deaths.remove(&least));
+            least.filter(|_| deaths.len() >= MOST).and_then(|least| deaths.remove(&least));
             deaths.insert(name, Deaths { hash, count });
         }
         let mut suspects = Self {

@@ -117,10 +117,7 @@ fn actions() -> impl Strategy<Value = PortActions> {
     (action(), range).prop_map(|(rest, range)| {
         let range =
             range.map(|(protocol, first, more, action)| (protocol, first, first + more, action));
-        let ranges = range
-            .into_iter()
-            .filter(|(.., action)| *action != rest)
-            .collect();
+        let ranges = range.into_iter().filter(|(.., action)| *action != rest).collect();
         PortActions { rest, ranges }
     })
 }
@@ -128,9 +125,7 @@ fn actions() -> impl Strategy<Value = PortActions> {
 fn decisions() -> impl Strategy<Value = PolicyObject> {
     let rows = prop::array::uniform4(prop::option::of(actions()));
     (subjects(), 30_u8..33, rows).prop_map(|(subject, part, rows)| {
-        let places = Direction::ALL
-            .into_iter()
-            .flat_map(|d| Tier::ALL.map(|t| (d, t)));
+        let places = Direction::ALL.into_iter().flat_map(|d| Tier::ALL.map(|t| (d, t)));
         let rows = places.zip(rows).filter_map(|((direction, tier), actions)| {
             let (actions, peers) = (actions?, vec![id(part)]);
             Some(DecisionRow {
@@ -240,9 +235,7 @@ fn apply(content: &mut Content, objects: &[Step], complete: bool) {
 }
 
 fn apply_in(content: &mut Content, objects: &[Step], complete: bool, pod_ranges: &[Cidr]) {
-    let objects = objects
-        .iter()
-        .map(|(key, object)| (key.clone(), object.as_ref()));
+    let objects = objects.iter().map(|(key, object)| (key.clone(), object.as_ref()));
     let objects: Vec<_> = objects.collect();
     content.apply(
         PolicyChange {
@@ -257,8 +250,7 @@ fn apply_in(content: &mut Content, objects: &[Step], complete: bool, pod_ranges:
 
 fn whole(world: &World) -> Vec<Step> {
     let all = world.iter();
-    all.map(|(key, object)| (key.clone(), Some(object.clone())))
-        .collect()
+    all.map(|(key, object)| (key.clone(), Some(object.clone()))).collect()
 }
 
 /// While nobody knows which policies there are, the table is there and closes the node's ranges (NP19).
@@ -688,11 +680,7 @@ fn a_product_that_is_too_large_is_never_made() {
     let blocks = policy((0..2_500).map(block).collect(), Vec::new());
     let steps = [blocks, local_pod(0, &[0])].map(|object| (object.key(), Some(object)));
     apply(&mut content, &steps, true);
-    assert!(
-        content.failures()[0]
-            .reason
-            .contains("need 15000000 elements")
-    );
+    assert!(content.failures()[0].reason.contains("need 15000000 elements"));
     let isolated = PolicySet::Isolated(Direction::Ingress);
     assert!(content.held.len() < 100 && content.held.has(isolated, Key::Ip(ip(IPS[0]))));
     // The same with a group that grows.

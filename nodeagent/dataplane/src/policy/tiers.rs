@@ -89,8 +89,6 @@ impl Tiers {
     pub(super) fn named(&self) -> impl Iterator<Item = PeerId> {
         let rows = self.decisions.values().flat_map(BTreeMap::values).flatten();
         let decided = rows.flat_map(|row| row.peers.iter().copied());
-        decided
-            .chain(self.peers.values().copied())
-            .chain(self.spans.values().copied())
+        decided.chain(self.peers.values().copied()).chain(self.spans.values().copied())
     }
 }

@@ -65,9 +65,7 @@ fn d3_sets_of_every_type_hold_what_they_are_told() {
             };
             all(&mut sets, &[create("A")]);
             let entries: Vec<Entry> = (1..=MANY).map(|number| entry(kind, number)).collect();
-            let add = entries
-                .iter()
-                .map(|entry| ipset::SetCommand::Add("A", *entry));
+            let add = entries.iter().map(|entry| ipset::SetCommand::Add("A", *entry));
             all(&mut sets, &add.collect::<Vec<_>>());
             // A second time is fine.
             all(&mut sets, &[ipset::SetCommand::Add("A", entries[0])]);
@@ -85,9 +83,7 @@ fn d3_sets_of_every_type_hold_what_they_are_told() {
             assert!(text.contains(&format!("Number of entries: {MANY}\n")));
 
             all(&mut sets, &[create("B")]);
-            let delete = entries
-                .iter()
-                .map(|entry| ipset::SetCommand::Delete("A", *entry));
+            let delete = entries.iter().map(|entry| ipset::SetCommand::Delete("A", *entry));
             let mut commands: Vec<_> = delete.collect();
             commands.push(ipset::SetCommand::Delete("A", entries[0]));
             commands.push(ipset::SetCommand::Add("A", entries[3]));

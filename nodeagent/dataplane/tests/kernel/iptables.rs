@@ -123,11 +123,7 @@ fn service(number: u16, family: Family, endpoints: u16) -> ServicePlan {
 fn apply(ruleset: &mut Ruleset, flavour: &str, limits: Limits, change: Change<'_>) -> String {
     let staged = ruleset.stage(change);
     assert_eq!(staged.failures, []);
-    let text: String = staged
-        .steps
-        .iter()
-        .flat_map(|step| parts(step, limits))
-        .collect();
+    let text: String = staged.steps.iter().flat_map(|step| parts(step, limits)).collect();
     let restore = tool(change.family, flavour, "restore");
     run(&restore, &["--noflush", "-w", "5"], &text);
     ruleset.accept(staged);
@@ -189,11 +185,8 @@ fn what_is_saved_is_what_was_restored() {
                 complete,
             };
             apply(&mut ruleset, flavour, Limits::NFT, change(&services, true));
-            let fewer: Vec<_> = services
-                .iter()
-                .map(|(key, _)| (key.clone(), None))
-                .take(70)
-                .collect();
+            let fewer: Vec<_> =
+                services.iter().map(|(key, _)| (key.clone(), None)).take(70).collect();
             apply(&mut ruleset, flavour, Limits::NFT, change(&fewer, false));
             let more = all(family, 0..30);
             let save = apply(&mut ruleset, flavour, Limits::NFT, change(&more, false));
@@ -323,14 +316,9 @@ fn c3_shares_of_many_endpoints_are_printed_as_they_are_written() {
         run(&tool(family, flavour, "restore"), &["--noflush"], &theirs);
         let theirs = run(&tool(family, flavour, "save"), &["-t", "nat"], "");
         let shares = |save: &str, chain: &str| -> Vec<String> {
-            let rules = save
-                .lines()
-                .filter(|line| line.starts_with(&format!("-A {chain}")));
+            let rules = save.lines().filter(|line| line.starts_with(&format!("-A {chain}")));
             let words = rules.filter_map(|line| line.split("--probability ").nth(1));
-            words
-                .filter_map(|rest| rest.split(' ').next())
-                .map(str::to_owned)
-                .collect()
+            words.filter_map(|rest| rest.split(' ').next()).map(str::to_owned).collect()
         };
         let ours = shares(&ours, "KUBE-SVC-");
         assert_eq!(ours.len(), 1_199);

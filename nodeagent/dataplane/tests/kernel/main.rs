@@ -30,9 +30,7 @@ const SETTINGS: TableSettings = TableSettings {
 fn commit(socket: &mut NfSocket, fill: impl FnOnce(&mut Batch)) {
     let mut batch = Batch::new();
     fill(&mut batch);
-    socket
-        .commit(batch.seal(None))
-        .unwrap_or_else(|error| panic!("{error}"));
+    socket.commit(batch.seal(None)).unwrap_or_else(|error| panic!("{error}"));
 }
 
 fn socket_with_tables() -> NfSocket {

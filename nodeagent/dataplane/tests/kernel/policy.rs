@@ -369,9 +369,7 @@ fn a_table_with_an_owner_is_nobody_elses() {
     world.set_policy(policy("p", Some(vec![]), None));
     if !world.listing().iter().any(|line| line.contains("owner")) {
         let release = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap();
-        let mut numbers = release
-            .split('.')
-            .map(|number| number.parse().unwrap_or(0_u32));
+        let mut numbers = release.split('.').map(|number| number.parse().unwrap_or(0_u32));
         let version = (numbers.next(), numbers.next());
         assert!(version < (Some(6), Some(9)), "{release}");
         return;

@@ -29,9 +29,7 @@ table ip6 t {
 
 /// Makes the kernel track the flows of the loopback interface.
 pub(crate) fn track() {
-    let up = Command::new("ip")
-        .args(["link", "set", "lo", "up"])
-        .status();
+    let up = Command::new("ip").args(["link", "set", "lo", "up"]).status();
     assert!(up.unwrap().success());
     nft(&["-f", "-"], RULES);
 }

@@ -202,9 +202,7 @@ fn a_user_namespace_has_a_lower_limit() {
     in_netns(|| {
         in_process("socket::in_a_user_namespace", |program| {
             let mut command = Command::new("unshare");
-            command
-                .args(["--user", "--map-root-user", "--net"])
-                .arg(program);
+            command.args(["--user", "--map-root-user", "--net"]).arg(program);
             command
         });
     });

@@ -137,9 +137,8 @@ fn elements_are_read_back() {
             assert_eq!(sorted(found), sorted(elements.iter().copied()));
 
             // Every second element is deleted.
-            let (gone, kept): (Vec<_>, Vec<_>) = (0..)
-                .zip(&elements)
-                .partition(|(position, _)| position % 2 == 0);
+            let (gone, kept): (Vec<_>, Vec<_>) =
+                (0..).zip(&elements).partition(|(position, _)| position % 2 == 0);
             commit(&mut socket, |batch| {
                 let gone = gone.iter().map(|(_, element)| *element);
                 push_elements(batch, family, ElementOp::Delete, gone);
@@ -301,10 +300,7 @@ struct Dice(u64);
 
 impl Dice {
     fn roll(&mut self, sides: u32) -> u32 {
-        self.0 = self
-            .0
-            .wrapping_mul(6_364_136_223_846_793_005)
-            .wrapping_add(1);
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
         u32::try_from(self.0 >> 33).unwrap() % sides
     }
 }
@@ -318,20 +314,13 @@ fn ranges_are_replaced_in_one_transaction() {
             let mut dice = Dice(7);
             let mut there = BTreeSet::new();
             for round in 0..150 {
-                let gone: BTreeSet<Element> = there
-                    .iter()
-                    .filter(|_| dice.roll(3) == 0)
-                    .copied()
-                    .collect();
+                let gone: BTreeSet<Element> =
+                    there.iter().filter(|_| dice.roll(3) == 0).copied().collect();
                 there.retain(|element| !gone.contains(element));
                 let mut new = BTreeSet::new();
                 for _ in 0..dice.roll(12) {
                     let element = random_range(family, &mut dice);
-                    if !there
-                        .iter()
-                        .chain(&new)
-                        .any(|other| overlap(other, &element))
-                    {
+                    if !there.iter().chain(&new).any(|other| overlap(other, &element)) {
                         new.insert(element);
                     }
                 }

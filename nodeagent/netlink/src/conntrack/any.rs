@@ -103,9 +103,7 @@ impl AnyFlow {
 
 fn addresses(tuple: Attribute<'_>) -> Option<(IpAddr, IpAddr)> {
     let mut parts = tuple.children();
-    parts
-        .find(|part| part.kind == CTA_TUPLE_IP)
-        .and_then(parse_addresses)
+    parts.find(|part| part.kind == CTA_TUPLE_IP).and_then(parse_addresses)
 }
 
 fn sending_port(tuple: Attribute<'_>) -> Option<(Protocol, u16)> {

@@ -219,9 +219,7 @@ fn parse_counters(attribute: Attribute<'_>) -> Option<Traffic> {
 }
 
 fn parse_start(attribute: Attribute<'_>) -> Option<u64> {
-    let start = attribute
-        .children()
-        .find(|part| part.kind == CTA_TIMESTAMP_START)?;
+    let start = attribute.children().find(|part| part.kind == CTA_TIMESTAMP_START)?;
     start.payload.try_into().ok().map(u64::from_be_bytes)
 }
 

@@ -45,10 +45,7 @@ impl KubeProxyFlags {
     /// Returns the flag that sets a field, if it was given.
     pub fn of_field(&self, field: &str) -> Option<&'static str> {
         let field = field.split_once('[').map_or(field, |(list, _)| list);
-        let row = self
-            .given
-            .iter()
-            .find(|(row, _)| row.fields.contains(&field));
+        let row = self.given.iter().find(|(row, _)| row.fields.contains(&field));
         row.map(|(row, _)| row.flag)
     }
 
@@ -163,14 +160,10 @@ fn argument(row: &'static Row) -> Arg {
     let arg = Arg::new(row.flag).long(row.flag).help(help);
     let arg = match row.kind {
         // As with Go's flags, the next argument is the value, even if it begins with a dash.
-        Kind::Value(name) => arg
-            .value_name(name)
-            .action(ArgAction::Set)
-            .allow_hyphen_values(true),
-        Kind::List(name) => arg
-            .value_name(name)
-            .action(ArgAction::Append)
-            .allow_hyphen_values(true),
+        Kind::Value(name) => arg.value_name(name).action(ArgAction::Set).allow_hyphen_values(true),
+        Kind::List(name) => {
+            arg.value_name(name).action(ArgAction::Append).allow_hyphen_values(true)
+        }
         // For these flags a value is accepted only after `=`.
         Kind::Switch => arg
             .value_name("BOOL")

@@ -45,9 +45,7 @@ fn i1_i2_the_command_line_of_kubeadm_works_unchanged() {
     let infos = notes(&checked, Level::Info);
     assert!(infos.iter().any(|note| note.starts_with(mode)), "{infos:?}");
     assert!(
-        infos
-            .iter()
-            .any(|note| note.starts_with("clientConnection.kubeconfig")),
+        infos.iter().any(|note| note.starts_with("clientConnection.kubeconfig")),
         "{infos:?}"
     );
     let config = config_of(checked);
@@ -110,10 +108,7 @@ fn i2_a_lenient_file_is_one_warning() {
     let file = file("mode: nftables\nmodus: x\nmode: nftables\nclusterCIDR: 10.0.0.0/8\n");
     let checked = checked(&file, "").unwrap();
     let warnings = notes(&checked, Level::Warning);
-    let lenient: Vec<_> = warnings
-        .iter()
-        .filter(|w| w.contains("leniently"))
-        .collect();
+    let lenient: Vec<_> = warnings.iter().filter(|w| w.contains("leniently")).collect();
     assert_eq!(lenient.len(), 1, "{warnings:?}");
     let path = file.path().display().to_string();
     for part in [&*path, "line 5", "unknown field ignored: modus"] {
@@ -127,9 +122,7 @@ fn i7_everything_that_is_wrong_with_a_file_is_named_at_once() {
     let file = file(
         "mode: nftables\nnftables: {syncPeriod: -1s, masqueradeBit: x}\nhostnameOverride: a_b\n",
     );
-    let error = checked(&file, "--logging-format xml")
-        .unwrap_err()
-        .to_string();
+    let error = checked(&file, "--logging-format xml").unwrap_err().to_string();
     let path = file.path().display();
     assert_eq!(
         error.lines().collect::<Vec<_>>(),

@@ -21,9 +21,6 @@ pub(super) fn frontends(port: &ServicePort) -> impl Iterator<Item = Frontend> + 
         .chain(&port.load_balancer_ips);
     addresses
         .map(move |ip| Frontend::Address(*ip, protocol, port.port))
-        .chain(
-            port.node_port
-                .map(|number| Frontend::NodePort(family, protocol, number)),
-        )
+        .chain(port.node_port.map(|number| Frontend::NodePort(family, protocol, number)))
         .chain(port.health_check_node_port.map(Frontend::HealthCheck))
 }

@@ -25,9 +25,7 @@ impl Desired {
         let mut named = BTreeMap::<&ServiceName, bool>::new();
         for (key, change) in &staged.named {
             if let DesiredKey::Service(key) = key {
-                let program = change
-                    .as_ref()
-                    .and_then(|object| object.object.as_ref().ok());
+                let program = change.as_ref().and_then(|object| object.object.as_ref().ok());
                 let has = program.is_none_or(|object| match &**object {
                     DesiredObject::Service(program) => serves(program),
                     DesiredObject::Local(_) | DesiredObject::Node(_) | DesiredObject::Policy(_) => {

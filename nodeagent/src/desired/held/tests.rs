@@ -43,17 +43,13 @@ fn with_port(number: u8, port: u16, endpoints: &[&str]) -> DesiredObject {
 }
 
 fn served(numbers: std::ops::Range<u8>) -> Vec<DesiredObject> {
-    numbers
-        .map(|number| numbered(number, &[ENDPOINT]))
-        .collect()
+    numbers.map(|number| numbered(number, &[ENDPOINT])).collect()
 }
 
 /// Returns an agent that holds these objects, from a control plane that is gone.
 fn holding(objects: &[DesiredObject]) -> Desired {
     let mut desired = Desired::default();
-    desired
-        .apply(Plane::new(objects.to_vec()).snapshot_update())
-        .unwrap();
+    desired.apply(Plane::new(objects.to_vec()).snapshot_update()).unwrap();
     desired
 }
 
@@ -83,9 +79,7 @@ fn count(desired: &Desired) -> (usize, usize) {
 }
 
 fn held(desired: &Desired) -> (usize, usize) {
-    desired
-        .held()
-        .map_or((0, 0), |held| (held.services, held.without_endpoints))
+    desired.held().map_or((0, 0), |held| (held.services, held.without_endpoints))
 }
 
 /// Seen in practice: two control planes with different folders; failing over deleted 991 of 1,001
@@ -126,9 +120,7 @@ fn less_than_a_cliff_is_believed() {
         let lost = before.len() - kept.len();
         let cliff = lost > 30;
         let mut desired = holding(&served(before));
-        desired
-            .apply(plane(7, Whole, served(kept)).snapshot_update())
-            .unwrap();
+        desired.apply(plane(7, Whole, served(kept)).snapshot_update()).unwrap();
         assert_eq!((count(&desired).0, desired.held().is_some()), (left, cliff));
     }
 }
@@ -297,9 +289,7 @@ fn a_service_that_is_named_wins_over_one_that_is_kept() {
         assert_eq!(held(&desired), (1, 0), "the bystander");
         // The result is the same when both come with one snapshot.
         let mut desired = holding(&[DesiredObject::Service(old.clone()), bystander.clone()]);
-        desired
-            .apply(plane(7, Partial, vec![competing]).snapshot_update())
-            .unwrap();
+        desired.apply(plane(7, Partial, vec![competing]).snapshot_update()).unwrap();
         assert_eq!((count(&desired).0, held(&desired)), (2, (1, 0)));
     }
 }
@@ -499,9 +489,7 @@ fn facts_of_the_node_stay_with_what_is_kept() {
     other.confidence = Whole;
     assert!(desired.apply(other.delta_update()).unwrap().node_changed);
     assert_eq!(zone(&desired), None);
-    desired
-        .apply(plane(8, Whole, vec![node("z")]).snapshot_update())
-        .unwrap();
+    desired.apply(plane(8, Whole, vec![node("z")]).snapshot_update()).unwrap();
     other = plane(9, Partial, vec![stranger()]);
     desired.apply(other.snapshot_update()).unwrap();
     other.put(&node("y"));
@@ -538,9 +526,7 @@ fn what_is_remembered_counts_as_if_it_had_been_there() {
     let mut twice = memory.clone();
     twice.objects.extend(memory.objects);
     desired.restore(twice);
-    desired
-        .apply(plane(7, Whole, vec![node("z")]).snapshot_update())
-        .unwrap();
+    desired.apply(plane(7, Whole, vec![node("z")]).snapshot_update()).unwrap();
     assert_eq!(
         (count(&desired).0, desired.counts(Family::V4).services),
         (0, 0)
@@ -608,9 +594,7 @@ impl Story {
                 for number in numbers {
                     self.objects.remove(&DesiredKey::Local(key(*number)));
                     let object = self.objects.get_mut(&named(*number));
-                    object
-                        .into_iter()
-                        .for_each(|object| *object = numbered(*number, &[]));
+                    object.into_iter().for_each(|object| *object = numbered(*number, &[]));
                 }
                 self.restart();
             }
@@ -635,16 +619,11 @@ impl Story {
 /// Returns what is planned of all Services.
 fn planned(desired: &Desired) -> BTreeMap<ServiceKey, String> {
     let views = desired.services(Family::V4);
-    views
-        .map(|view| (view.0.port.key.clone(), format!("{view:?}")))
-        .collect()
+    views.map(|view| (view.0.port.key.clone(), format!("{view:?}"))).collect()
 }
 
 fn lost(before: &BTreeMap<ServiceName, bool>, after: &BTreeMap<ServiceName, bool>) -> usize {
-    before
-        .keys()
-        .filter(|name| !after.contains_key(*name))
-        .count()
+    before.keys().filter(|name| !after.contains_key(*name)).count()
 }
 
 proptest! {

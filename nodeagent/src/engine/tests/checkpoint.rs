@@ -106,9 +106,7 @@ fn what_another_cluster_sent_is_kept_only_if_the_kernel_serves_it() {
 fn what_changes_is_written_down_every_few_seconds() {
     let folder = TempDir::new().unwrap();
     let (mut desired, mut checkpoint, _) = at(&folder).begin();
-    desired
-        .apply(Plane::new(services(3)).snapshot_update())
-        .unwrap();
+    desired.apply(Plane::new(services(3)).snapshot_update()).unwrap();
     let begin = Instant::now();
     let after = |tenths: u32| begin + SECOND * tenths / 10;
     checkpoint.changed(false, begin);

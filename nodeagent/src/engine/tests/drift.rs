@@ -7,16 +7,12 @@ const SECOND: Duration = Duration::from_secs(1);
 impl Rig {
     /// Simulates another program's change, and lets the engine receive the notification.
     fn meddle(&mut self, family: Family) {
-        self.script
-            .set(|script| script.drifted.push((family, "the table is gone")));
+        self.script.set(|script| script.drifted.push((family, "the table is gone")));
         self.core.listen(self.now);
     }
 
     fn repairs(&self) -> [u64; 2] {
-        self.core
-            .report()
-            .families
-            .map(|family| family.repairs.count)
+        self.core.report().families.map(|family| family.repairs.count)
     }
 }
 

@@ -54,10 +54,8 @@ fn h_no_local_endpoints_follows_what_changes() {
     assert_eq!(no_local(&rig), [0, 1]);
     rig.put(&external("more", Some(30_001)));
     assert_eq!(no_local(&rig), [0, 2]);
-    rig.plane
-        .delete(&DesiredKey::Service(key_of("out", Family::V4)));
-    rig.plane
-        .delete(&DesiredKey::Local(key_of("in", Family::V4)));
+    rig.plane.delete(&DesiredKey::Service(key_of("out", Family::V4)));
+    rig.plane.delete(&DesiredKey::Local(key_of("in", Family::V4)));
     rig.delta();
     assert_eq!(no_local(&rig), [1, 1]);
     // A complete plan has the same result.
@@ -129,8 +127,7 @@ fn g2_a_family_is_behind_since_its_oldest_update() {
 #[test]
 fn repairs_of_drift_are_counted_when_they_are_done() {
     let mut rig = Rig::settled([svc("a", &[])]);
-    rig.script
-        .set(|script| script.drift.push((Family::V4, "a set is gone")));
+    rig.script.set(|script| script.drift.push((Family::V4, "a set is gone")));
     rig.put(&svc("b", &[]));
     assert_eq!(rig.core.report().families[0].repairs.count, 0);
     while rig.core.report().families[0].repairs.count == 0 {

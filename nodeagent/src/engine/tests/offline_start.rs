@@ -186,8 +186,7 @@ fn a_kernel_that_refuses_the_file_is_tried_again() {
     let folder = TempDir::new().unwrap();
     let mut rig = Rig::remembering(&folder, services(3));
     rig.reboot();
-    rig.script
-        .set(|script| script.broken = Family::ALL.to_vec());
+    rig.script.set(|script| script.broken = Family::ALL.to_vec());
     rig.wait(Duration::from_secs(1));
     assert_eq!(
         (rig.script.kernel().len(), rig.core.report().applied),

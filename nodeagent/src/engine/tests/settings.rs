@@ -35,8 +35,7 @@ fn node_with_pods(texts: &[&str]) -> DesiredObject {
 fn i3_new_settings_replan_everything_of_both_families() {
     let mut rig = Rig::settled([svc("a", &[]), svc("b", &[]), svc6("c", &[]), node("z1")]);
     let before = rig.revisions();
-    rig.core
-        .configure(with_pods(&["10.0.0.0/8", "fd00::/8"]), rig.now);
+    rig.core.configure(with_pods(&["10.0.0.0/8", "fd00::/8"]), rig.now);
     assert_eq!(rig.script.calls(), ["apply IPv4 a,b", "apply IPv6 c"]);
     assert_eq!(rig.script.pod_sources(Family::V4), cidrs(&["10.0.0.0/8"]));
     assert_eq!(rig.script.pod_sources(Family::V6), cidrs(&["fd00::/8"]));
@@ -123,10 +122,7 @@ fn a21_node_ports_stay_on_the_last_known_address() {
         let reported = rig.core.report().findings;
         (
             ips,
-            reported
-                .into_iter()
-                .map(|finding| finding.severity)
-                .collect::<Vec<_>>(),
+            reported.into_iter().map(|finding| finding.severity).collect::<Vec<_>>(),
         )
     };
     let own = cidrs(&["192.168.0.1/32"]);

@@ -32,8 +32,7 @@ fn a_snapshot_is_applied_completely_then_read_back() {
 #[test]
 fn a_delta_costs_what_it_names_and_an_empty_one_nothing() {
     let mut rig = Rig::settled([svc("a", &[]), svc("b", &[]), svc6("c", &[])]);
-    rig.plane
-        .delete(&DesiredKey::Service(key_of("a", Family::V4)));
+    rig.plane.delete(&DesiredKey::Service(key_of("a", Family::V4)));
     rig.put(&svc("b", &["10.0.0.1:80"]));
     assert_eq!(rig.script.calls(), ["apply IPv4 -a,b"]);
     assert_eq!(rig.revisions(), (5, 3));
@@ -62,8 +61,7 @@ fn an_equal_snapshot_after_a_reconnect_does_not_touch_the_kernel() {
 #[test]
 fn new_node_facts_plan_everything_anew() {
     let mut rig = Rig::settled([svc("a", &[]), svc("b", &[])]);
-    rig.plane
-        .delete(&DesiredKey::Service(key_of("a", Family::V4)));
+    rig.plane.delete(&DesiredKey::Service(key_of("a", Family::V4)));
     rig.put(&node("z1"));
     assert_eq!(rig.script.calls(), ["apply IPv4 b,-a", "apply IPv6 "]);
     assert_eq!(rig.script.kernel(), ["b"]);
@@ -94,12 +92,7 @@ fn a_broken_family_is_retried_alone_with_growing_pauses() {
     let mut longest = Duration::ZERO;
     for _ in 0..12 {
         let mut waited = Duration::ZERO;
-        while rig
-            .script
-            .calls()
-            .iter()
-            .all(|call| !call.starts_with("apply IPv6"))
-        {
+        while rig.script.calls().iter().all(|call| !call.starts_with("apply IPv6")) {
             waited += rig.next();
         }
         assert!(waited <= 30 * SECOND, "{waited:?}");
@@ -116,12 +109,7 @@ fn a_broken_family_is_retried_alone_with_growing_pauses() {
     rig.script.set(|s| s.broken.clear());
     rig.put(&svc6("b", &[]));
     rig.script.calls();
-    while rig
-        .script
-        .calls()
-        .iter()
-        .all(|call| call != "apply IPv6 complete a,b")
-    {
+    while rig.script.calls().iter().all(|call| call != "apply IPv6 complete a,b") {
         rig.next();
     }
     rig.idle();
@@ -168,8 +156,7 @@ fn a_failure_keeps_the_last_applied_revision() {
 fn drift_is_reported_and_then_repaired() {
     let mut rig = Rig::settled([svc("a", &[])]);
     rig.put(&svc("b", &[]));
-    rig.script
-        .set(|s| s.drift.push((Family::V4, "1 element missing")));
+    rig.script.set(|s| s.drift.push((Family::V4, "1 element missing")));
     rig.script.calls();
     rig.next();
     assert_eq!(rig.script.calls(), ["verify IPv4"]);
@@ -210,8 +197,7 @@ fn what_is_outdated_is_planned_anew_and_stays_programmed() {
 #[test]
 fn somebody_who_keeps_undoing_our_rules_is_not_fought_at_full_speed() {
     let mut rig = Rig::settled([svc("a", &[])]);
-    rig.script
-        .set(|s| s.drift = vec![(Family::V4, "flushed"); 8]);
+    rig.script.set(|s| s.drift = vec![(Family::V4, "flushed"); 8]);
     rig.put(&svc("b", &[]));
     rig.next();
     let first_drift = rig.now.instant;
@@ -222,12 +208,7 @@ fn somebody_who_keeps_undoing_our_rules_is_not_fought_at_full_speed() {
     // Half of 0.5 + 1 + 2 + 4 + 8 + 16 + 30 s at least.
     let took = rig.now.instant - first_drift;
     assert!(took > 30 * SECOND && took < 62 * SECOND, "{took:?}");
-    let repairs = rig
-        .script
-        .calls()
-        .iter()
-        .filter(|call| call.contains("complete"))
-        .count();
+    let repairs = rig.script.calls().iter().filter(|call| call.contains("complete")).count();
     assert_eq!(repairs, 8);
 }
 
@@ -248,16 +229,9 @@ fn reading_back_waits_for_quiet_and_for_its_interval() {
     assert_eq!(rig.next(), 60 * SECOND);
     rig.script.calls();
     let waits = [rig.next(), rig.next()];
+    assert!(rig.script.calls().iter().all(|call| call.starts_with("verify")));
     assert!(
-        rig.script
-            .calls()
-            .iter()
-            .all(|call| call.starts_with("verify"))
-    );
-    assert!(
-        waits
-            .iter()
-            .all(|wait| *wait > 60 * SECOND && *wait <= 300 * SECOND),
+        waits.iter().all(|wait| *wait > 60 * SECOND && *wait <= 300 * SECOND),
         "{waits:?}"
     );
 }
@@ -349,8 +323,7 @@ fn a_change_without_a_new_revision_is_reported_after_the_commit_too() {
     let mut rig = Rig::settled([svc("a", &[]), svc("b", &[])]);
     rig.plane.epoch = 77;
     rig.plane.confidence = Confidence::Partial;
-    rig.plane
-        .delete(&DesiredKey::Service(key_of("b", Family::V4)));
+    rig.plane.delete(&DesiredKey::Service(key_of("b", Family::V4)));
     rig.snapshot();
     assert_eq!((rig.revisions().0, rig.script.kernel().len()), (3, 2));
     rig.script.set(|script| script.broken.push(Family::V4));

@@ -15,20 +15,13 @@ async fn the_thread_takes_applies_and_reports() {
     let engine = engine.await.unwrap();
     assert_eq!(engine.backend().name, "noop");
     let mut plane = Plane::new([svc("a", &[])]);
-    engine
-        .submit(plane.snapshot_update())
-        .await
-        .unwrap()
-        .unwrap();
+    engine.submit(plane.snapshot_update()).await.unwrap().unwrap();
     let mut reports = engine.reports();
     let verified = Some(Position {
         epoch: EPOCH,
         revision: 1,
     });
-    reports
-        .wait_for(|report| report.verified == verified)
-        .await
-        .unwrap();
+    reports.wait_for(|report| report.verified == verified).await.unwrap();
     let mut bad = plane.delta_update();
     bad.digest = Default::default();
     let refusal = engine.submit(bad).await.unwrap().unwrap_err();
@@ -46,9 +39,7 @@ async fn a_backend_that_cannot_open_is_the_callers_error() {
             reason: "no nf_tables in this kernel".into(),
         })
     };
-    let error = Engine::spawn(open, NodeSettings::default())
-        .await
-        .unwrap_err();
+    let error = Engine::spawn(open, NodeSettings::default()).await.unwrap_err();
     assert_eq!(
         error.to_string(),
         "backend scripted: no nf_tables in this kernel"
@@ -107,11 +98,8 @@ async fn what_waits_for_a_busy_kernel_is_programmed_at_once() {
         answer.await.unwrap().unwrap();
     }
     let mut reports = engine.reports();
-    let done = reports.wait_for(|report| {
-        report
-            .applied
-            .is_some_and(|at| at.revision == plane.revision)
-    });
+    let done =
+        reports.wait_for(|report| report.applied.is_some_and(|at| at.revision == plane.revision));
     let counts = done.await.unwrap().counts;
     assert_eq!(counts.services, 4);
     assert_eq!(applied.load(Ordering::Relaxed), 2);

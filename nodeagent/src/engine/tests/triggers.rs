@@ -109,9 +109,8 @@ fn what_waits_and_what_is_remembered_is_bounded() {
     rig.script.set(|script| script.broken.push(Family::V4));
     let now = rig.now.ms;
     for round in 0..20 {
-        let triggers: Vec<_> = (0..200)
-            .map(|n| trigger(round * 200 + n, Family::V4, now))
-            .collect();
+        let triggers: Vec<_> =
+            (0..200).map(|n| trigger(round * 200 + n, Family::V4, now)).collect();
         let endpoint = format!("10.0.0.{round}:80");
         rig.triggered(&[svc("a", &[&endpoint])], &triggers);
     }

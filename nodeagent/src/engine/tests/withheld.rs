@@ -36,9 +36,7 @@ fn held(rig: &Rig) -> (usize, usize) {
 
 fn reasons(rig: &Rig) -> Vec<(String, bool)> {
     let failures = rig.core.report().failures.into_iter();
-    failures
-        .map(|failure| (failure.reason, failure.degraded))
-        .collect()
+    failures.map(|failure| (failure.reason, failure.degraded)).collect()
 }
 
 #[test]

@@ -40,10 +40,7 @@ fn ended(ending: Ending, bytes: Option<u64>) -> Reported {
 
 fn all(edges: &mut Edges, now: Duration, ago: Duration) -> (u64, EdgeSums) {
     let sums = edges.sums(now, ago, |_| true);
-    let begun = sums
-        .edges
-        .iter()
-        .map(|(_, counts, _)| u64::from(counts.begun));
+    let begun = sums.edges.iter().map(|(_, counts, _)| u64::from(counts.begun));
     (begun.sum(), sums)
 }
 

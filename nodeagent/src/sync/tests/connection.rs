@@ -172,18 +172,13 @@ async fn a_slow_engine_holds_the_stream_back_and_keeps_it_alive() {
     assert_eq!(received, full, "the stream is read no further");
     assert_eq!(inbox.len(), 3, "updates wait for the engine");
     let mut desired = crate::desired::Desired::default();
-    while desired
-        .position()
-        .is_none_or(|at| at.revision < plane.revision)
-    {
+    while desired.position().is_none_or(|at| at.revision < plane.revision) {
         let (update, taken) = inbox.recv().await.unwrap();
         desired.apply(update).unwrap();
         taken.send(Ok(())).unwrap();
         publish.send_modify(|report| report.held = desired.position());
     }
-    server
-        .report(|report| report.received_revision == plane.revision)
-        .await;
+    server.report(|report| report.received_revision == plane.revision).await;
 }
 
 #[tokio::test(start_paused = true)]
@@ -233,10 +228,7 @@ async fn a_server_that_breaks_the_protocol_is_left() {
     server.welcome(EPOCH);
     server.closed().await;
     let server = rig.opened().await;
-    server
-        .send
-        .send(Err(Status::unavailable("shutting down")))
-        .unwrap();
+    server.send.send(Err(Status::unavailable("shutting down"))).unwrap();
     server.closed().await;
     rig.opened().await;
 }

@@ -228,9 +228,7 @@ async fn a_replica_that_goes_back_is_left() {
     second.welcome_at(2, 100, Duration::ZERO);
     let mut plane = plane(2, 100, &["a"]);
     second.update(plane.snapshot());
-    second
-        .report(|report| report.epoch == 2 && report.applied_revision == 1)
-        .await;
+    second.report(|report| report.epoch == 2 && report.applied_revision == 1).await;
     plane.freshness = vec![version("EndpointSlice", 60)];
     plane.put(&svc("b", &[]));
     second.update(plane.delta());

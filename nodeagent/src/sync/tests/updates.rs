@@ -233,9 +233,7 @@ async fn connections_alone_travel_with_the_next_ping() {
 #[tokio::test(start_paused = true)]
 async fn another_replica_compares_ranges_and_sends_what_differs() {
     let mut rig = Rig::new();
-    let names: Vec<_> = (0..40)
-        .map(|number| svc(&format!("s{number}"), &[]))
-        .collect();
+    let names: Vec<_> = (0..40).map(|number| svc(&format!("s{number}"), &[])).collect();
     let mut plane = Plane::new(names.clone());
     drop(rig.synced(&mut plane).await);
     let mut other = Plane::new(names);

@@ -69,11 +69,6 @@ impl Agent {
 }
 
 pub(crate) fn has(lines: &[Value], message: &str) -> bool {
-    let text = |line: &Value| {
-        line["fields"]["message"]
-            .as_str()
-            .unwrap_or_default()
-            .to_owned()
-    };
+    let text = |line: &Value| line["fields"]["message"].as_str().unwrap_or_default().to_owned();
     lines.iter().any(|line| text(line).contains(message))
 }

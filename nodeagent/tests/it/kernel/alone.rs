@@ -69,9 +69,7 @@ fn served(cache: &Path, manifests: &str) -> String {
 }
 
 fn operations(lines: &[Value]) -> u64 {
-    lines.last().unwrap()["fields"]["operations"]
-        .as_u64()
-        .unwrap()
+    lines.last().unwrap()["fields"]["operations"].as_u64().unwrap()
 }
 
 #[test]

@@ -264,10 +264,7 @@ fn i4_a_kube_proxy_is_found_with_net_admin_alone() {
 
 /// Answers everything that comes to an address with this body; never, without one. Ends with the process.
 fn serve(address: &str, body: Option<&'static str>) {
-    Command::new("ip")
-        .args(["link", "set", "lo", "up"])
-        .status()
-        .unwrap();
+    Command::new("ip").args(["link", "set", "lo", "up"]).status().unwrap();
     let listener = TcpListener::bind(address).unwrap();
     let answer = move |mut stream: TcpStream| {
         let mut request = [0; 1024];

@@ -171,10 +171,7 @@ const STAYS: [&str; 5] = [
 
 /// Returns all rules. nft warns of tables of iptables.
 fn ruleset() -> String {
-    let output = Command::new("nft")
-        .args(["list", "ruleset"])
-        .output()
-        .unwrap();
+    let output = Command::new("nft").args(["list", "ruleset"]).output().unwrap();
     assert!(output.status.success());
     String::from_utf8(output.stdout).unwrap()
 }
@@ -186,12 +183,7 @@ fn restore(program: &str, text: &str) {
         .stdin(Stdio::piped())
         .spawn()
         .unwrap();
-    child
-        .stdin
-        .take()
-        .unwrap()
-        .write_all(text.as_bytes())
-        .unwrap();
+    child.stdin.take().unwrap().write_all(text.as_bytes()).unwrap();
     assert!(child.wait().unwrap().success());
 }
 
@@ -204,11 +196,8 @@ fn i4_without_the_programs_chains_in_nf_tables_go_and_legacy_tables_are_named() 
             "ip6tables-nft",
             "*nat\n:KUBE-SERVICES - [0:0]\n-A OUTPUT -j KUBE-SERVICES\nCOMMIT\n",
         );
-        let cleanup = || {
-            without_programs(&["--cleanup-kube-proxy", "--cache-dir="])
-                .output()
-                .unwrap()
-        };
+        let cleanup =
+            || without_programs(&["--cleanup-kube-proxy", "--cache-dir="]).output().unwrap();
         let output = cleanup();
         let stdout = String::from_utf8(output.stdout).unwrap();
         assert_eq!(
@@ -299,9 +288,7 @@ fn i4_a_check_before_the_start_names_old_rules() {
     let found = |mut command: Command| -> (String, String) {
         let findings: Value = serde_json::from_slice(&command.output().unwrap().stdout).unwrap();
         let mut findings = findings.as_array().unwrap().iter();
-        let rules = findings
-            .find(|finding| finding["check"] == "old-rules")
-            .unwrap();
+        let rules = findings.find(|finding| finding["check"] == "old-rules").unwrap();
         (
             rules["outcome"].as_str().unwrap().to_owned(),
             rules["details"].to_string(),

@@ -137,9 +137,7 @@ fn check_loopback(service: &str, is_served: bool) {
     // A machine that sends packets to loopback addresses to the node.
     let links = client.netlink().unwrap();
     let _ = links.delete_address("lo", loopback[0], 8);
-    client
-        .sysctl(&[("net/ipv4/conf/all/route_localnet", "1")])
-        .unwrap();
+    client.sysctl(&[("net/ipv4/conf/all/route_localnet", "1")]).unwrap();
     let ask = || {
         let to = SocketAddr::new(loopback[0], PORTS[0]);
         let outcome = TcpStream::connect_timeout(&to, Duration::from_millis(300));

@@ -194,9 +194,7 @@ pub(crate) fn ends(mut agent: Agent) {
 
 fn opened(to: Ipv4Addr) -> Vec<TcpStream> {
     let mut streams: Vec<TcpStream> = (0..OPEN).map(|_| connect(to).unwrap()).collect();
-    streams
-        .iter_mut()
-        .for_each(|stream| exchange(stream).unwrap());
+    streams.iter_mut().for_each(|stream| exchange(stream).unwrap());
     streams
 }
 
@@ -221,24 +219,18 @@ fn u57_captured_connections_go_on_with_the_next_agent() {
             leads(WEB);
             assert_eq!(capture(), before, "the rules lead to the same socket");
             load.progresses();
-            streams
-                .iter_mut()
-                .for_each(|stream| exchange(stream).unwrap());
+            streams.iter_mut().for_each(|stream| exchange(stream).unwrap());
             // The next one comes later. Meanwhile the kernel serves new connections.
             signal(&next, Signal::SIGTERM);
             eventually("the table is gone", || capture().is_empty().then_some(()));
             load.progresses();
-            streams
-                .iter_mut()
-                .for_each(|stream| exchange(stream).unwrap());
+            streams.iter_mut().for_each(|stream| exchange(stream).unwrap());
             let mut last = start(&folder, &flags);
             ends(next);
             last.until("update applied");
             leads(WEB);
             load.progresses();
-            streams
-                .iter_mut()
-                .for_each(|stream| exchange(stream).unwrap());
+            streams.iter_mut().for_each(|stream| exchange(stream).unwrap());
             load.end();
             drop(streams);
             last.stop();
@@ -285,9 +277,7 @@ fn a_crash_leaves_services_of_the_kernel_untouched_and_no_service_unserved() {
         agent.child.wait().unwrap();
         eventually("the table is gone", || capture().is_empty().then_some(()));
         load.progresses();
-        of_kernel
-            .iter_mut()
-            .for_each(|stream| exchange(stream).unwrap());
+        of_kernel.iter_mut().for_each(|stream| exchange(stream).unwrap());
         load.end();
         // The kernel serves it from now on. Connections of the proxy have ended, and their clients know.
         drop(opened(WEB));

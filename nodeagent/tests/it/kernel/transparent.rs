@@ -36,9 +36,7 @@ fn host(name: &str, ip: Ipv4Addr, gateway: Ipv4Addr) -> NetNs {
     let links = ns.netlink().unwrap();
     links.add_address("eth0", ip.into(), 24).unwrap();
     links.up("eth0").unwrap();
-    links
-        .add_route(&Route::default_via(gateway.into()))
-        .unwrap();
+    links.add_route(&Route::default_via(gateway.into())).unwrap();
     ns
 }
 
@@ -107,9 +105,7 @@ fn objects() -> String {
 }
 
 fn tables() -> usize {
-    nft(&["list", "tables", "ip"], "")
-        .matches("kplane-divert")
-        .count()
+    nft(&["list", "tables", "ip"], "").matches("kplane-divert").count()
 }
 
 fn rules() -> String {

@@ -30,9 +30,7 @@ fn i7_what_is_served_no_more_is_told() {
         let config = folder.path().join("config.conf");
         fs::write(&config, FILE).unwrap();
         let config = config.to_str().unwrap();
-        let output = binary(&["--check-config", "--config", config])
-            .output()
-            .unwrap();
+        let output = binary(&["--check-config", "--config", config]).output().unwrap();
         assert_eq!(output.status.code(), Some(2));
         let stdout = String::from_utf8(output.stdout).unwrap();
         let reported = "No longer served: node ports 30080 on 127.0.0.1, 192.0.2.7, except";

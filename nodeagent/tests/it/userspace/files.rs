@@ -56,9 +56,7 @@ fn udp_echo() -> SocketAddr {
 fn flood(to: SocketAddr, udp: SocketAddr) -> (Vec<TcpStream>, Vec<UdpSocket>) {
     let clients = (0..CLIENTS).filter_map(|_| {
         let mut stream = connect(to).ok()?;
-        stream
-            .set_read_timeout(Some(Duration::from_millis(50)))
-            .unwrap();
+        stream.set_read_timeout(Some(Duration::from_millis(50))).unwrap();
         stream.set_nonblocking(true).unwrap();
         // Nobody reads the answers.
         let _ = stream.write(&vec![0; MUCH]);

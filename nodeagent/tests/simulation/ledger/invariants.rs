@@ -30,11 +30,7 @@ impl Ledger {
         });
         self.keeps_serving(node, family, before, after, failed);
         let notes = &self.agents[usize::from(node)];
-        let candidates = notes
-            .delivered
-            .iter()
-            .rev()
-            .filter_map(|(at, _)| self.published.get(at));
+        let candidates = notes.delivered.iter().rev().filter_map(|(at, _)| self.published.get(at));
         let states: Vec<_> = candidates
             .map(|one| Arc::clone(&one.nodes[usize::from(node)][family as usize]))
             .collect();
@@ -52,10 +48,7 @@ impl Ledger {
             notes.holding[family as usize] = held;
             return;
         }
-        let wanted = states
-            .first()
-            .map(|state| (**state).clone())
-            .unwrap_or_default();
+        let wanted = states.first().map(|state| (**state).clone()).unwrap_or_default();
         let differing = difference(&wanted, after);
         let invariant = match self.is_of_another_node(node, family, &differing, after) {
             true => I3,
@@ -73,11 +66,8 @@ impl Ledger {
 
     fn is_of_another_node(&self, node: u8, family: Family, keys: &[Key], side: &Side) -> bool {
         let others = |one: &Published, key: &Key| {
-            let nodes = one
-                .nodes
-                .iter()
-                .enumerate()
-                .filter(|(other, _)| *other != usize::from(node));
+            let nodes =
+                one.nodes.iter().enumerate().filter(|(other, _)| *other != usize::from(node));
             nodes
                 .into_iter()
                 .any(|(_, sides)| sides[family as usize].get(key) == side.get(key))
@@ -85,13 +75,11 @@ impl Ledger {
         let own = |one: &Published, key: &Key| {
             one.nodes[usize::from(node)][family as usize].get(key) == side.get(key)
         };
-        keys.iter()
-            .filter(|key| side.contains_key(*key))
-            .any(|key| {
-                let mut all = self.published.values();
-                let other = self.published.values().any(|one| others(one, key));
-                other && !all.any(|one| own(one, key))
-            })
+        keys.iter().filter(|key| side.contains_key(*key)).any(|key| {
+            let mut all = self.published.values();
+            let other = self.published.values().any(|one| others(one, key));
+            other && !all.any(|one| own(one, key))
+        })
     }
 
     /// Checks that a snapshot does not take many Services that exist out of the kernel at once.
@@ -104,11 +92,7 @@ impl Ledger {
         failed: &BTreeSet<Key>,
     ) {
         let notes = &self.agents[usize::from(node)];
-        let Some(((at, true), 1)) = notes
-            .delivered
-            .back()
-            .copied()
-            .map(|last| (last, notes.since))
+        let Some(((at, true), 1)) = notes.delivered.back().copied().map(|last| (last, notes.since))
         else {
             return;
         };
@@ -119,18 +103,13 @@ impl Ledger {
         let remembered = notes.remembers.and_then(|at| self.published.get(&at));
         let remembered = remembered.map(|one| &*one.nodes[usize::from(node)][family as usize]);
         let serves = |side: &Side, service: u8| {
-            side.iter()
-                .any(|((of, _), entry)| *of == service && entry.serves())
+            side.iter().any(|((of, _), entry)| *of == service && entry.serves())
         };
         // An agent that has just started knows what its file says, which may be older than the kernel.
         let known = |service| notes.applied || remembered.is_some_and(|side| serves(side, service));
         // Others may be known too, such as those that the kernel refused.
-        let earlier = notes
-            .delivered
-            .iter()
-            .rev()
-            .nth(1)
-            .and_then(|(at, _)| self.published.get(at));
+        let earlier =
+            notes.delivered.iter().rev().nth(1).and_then(|(at, _)| self.published.get(at));
         let earlier = earlier.map(|one| &*one.nodes[usize::from(node)][family as usize]);
         let others = remembered.into_iter().chain(earlier).flat_map(Side::keys);
         let names = before.keys().chain(failed).chain(others);
@@ -141,11 +120,8 @@ impl Ledger {
             let gone = serves(before, *service) && !serves(after, *service) && !named;
             gone && known(*service) && published.missing.contains(service)
         });
-        let (gone, bare): (Vec<u8>, Vec<u8>) = lost.partition(|service| {
-            state
-                .iter()
-                .all(|side| side.keys().all(|(of, _)| of != service))
-        });
+        let (gone, bare): (Vec<u8>, Vec<u8>) = lost
+            .partition(|service| state.iter().all(|side| side.keys().all(|(of, _)| of != service)));
         let lost = gone.len() + bare.len();
         let too_many = match published.trust {
             Trust::Partial => lost > 0,
@@ -173,15 +149,10 @@ impl Ledger {
         let Some((at, published)) = at.and_then(|at| Some((at, self.published.get(&at)?))) else {
             return;
         };
-        let long = notes
-            .moved_at
-            .is_none_or(|moved| moved.elapsed() >= INSISTENCE);
+        let long = notes.moved_at.is_none_or(|moved| moved.elapsed() >= INSISTENCE);
         notes.moved_at = Some(Instant::now());
         let back = published.latest.iter().find(|(kind, versions)| {
-            notes
-                .floor
-                .get(kind)
-                .is_some_and(|floor| versions.seen < *floor)
+            notes.floor.get(kind).is_some_and(|floor| versions.seen < *floor)
         });
         let back = back.map(|(kind, versions)| {
             format!(
@@ -250,10 +221,8 @@ impl Ledger {
             let mut states = self.published.range((epoch, applied)..=(epoch, u64::MAX));
             let ours = |one: &Published| Arc::clone(&one.nodes[usize::from(node)][family as usize]);
             let status = report.families.get(family as usize);
-            let unused = self
-                .published
-                .get(&(epoch, applied))
-                .is_some_and(|one| ours(one).is_empty());
+            let unused =
+                self.published.get(&(epoch, applied)).is_some_and(|one| ours(one).is_empty());
             if unused && status.is_some_and(|status| !status.programmed) {
                 // The report says that the family cannot be programmed. No Service needs it.
                 continue;
@@ -266,11 +235,7 @@ impl Ledger {
                 false => may_report(&ours(one), side, &later, holding),
             };
             if !states.any(explained) {
-                let wanted = self
-                    .published
-                    .get(&(epoch, applied))
-                    .map(ours)
-                    .unwrap_or_default();
+                let wanted = self.published.get(&(epoch, applied)).map(ours).unwrap_or_default();
                 let text = format!(
                     "n{node} reports revision {applied} of epoch {epoch}, and its kernel has {family} {}; that revision has {}; {}",
                     names(side),
@@ -329,10 +294,7 @@ fn may_report(state: &Side, kernel: &Side, failed: &BTreeSet<Key>, held: bool) -
 
 fn difference(one: &Side, other: &Side) -> Vec<Key> {
     let keys: BTreeSet<&Key> = one.keys().chain(other.keys()).collect();
-    keys.into_iter()
-        .filter(|key| one.get(key) != other.get(key))
-        .copied()
-        .collect()
+    keys.into_iter().filter(|key| one.get(key) != other.get(key)).copied().collect()
 }
 
 /// Returns the first difference between what a kernel must have and has.

@@ -64,10 +64,7 @@ fn u53_avoided_endpoints_come_last_and_are_never_all() {
     assert!(choice.is_some_and(|choice| choice.endpoint != endpoint(3)));
     let states = picker.states(now);
     assert_eq!(
-        states
-            .iter()
-            .filter(|state| state.avoided_for.is_some())
-            .count(),
+        states.iter().filter(|state| state.avoided_for.is_some()).count(),
         2
     );
     // A single endpoint is never avoided.

@@ -83,18 +83,14 @@ impl Proxy {
             clients: Vec::new(),
             is_claimed: false,
         }));
-        let places: HashMap<ListenerId, usize> = (0..)
-            .zip(&*heirs)
-            .map(|(place, heir)| (heir.listening.id, place))
-            .collect();
+        let places: HashMap<ListenerId, usize> =
+            (0..).zip(&*heirs).map(|(place, heir)| (heir.listening.id, place)).collect();
         for (connection, inbox) in bundle.connections.into_iter().zip(inboxes.iter().cycle()) {
             let port = table.inherit(&connection.key);
             inbox.send(Command::Resume(Box::new(connection), port));
         }
         for flow in bundle.flows {
-            let listening = places
-                .get(&flow.listener)
-                .map(|place| &heirs[*place].listening);
+            let listening = places.get(&flow.listener).map(|place| &heirs[*place].listening);
             // Its client's datagrams arrive at this thread.
             let inbox = &inboxes[flow.number % inboxes.len()];
             if let Some(listening) = listening.filter(|it| flow.number < it.datagrams.len()) {

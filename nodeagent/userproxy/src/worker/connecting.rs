@@ -129,11 +129,7 @@ impl Connecting {
 
     /// Makes the first attempt.
     pub(super) fn start(&mut self, core: &mut Core, token: Token) -> Next<Owner> {
-        let watched = self
-            .accepted
-            .socket
-            .as_ref()
-            .map(|socket| core.watch(socket, token));
+        let watched = self.accepted.socket.as_ref().map(|socket| core.watch(socket, token));
         if let Some(Err(error)) = watched {
             tracing::debug!(%error, "a connection cannot be watched");
             return self.give_up(core, Failure::Limit);
@@ -186,9 +182,7 @@ impl Connecting {
         let endpoint = choice.endpoint;
         let client = self.accepted.client.ip();
         let (between, most) = (&core.shared.between, core.shared.limits.of_pair);
-        let link = between
-            .enter((client, endpoint.ip), most)
-            .ok_or(Obstacle::Limit)?;
+        let link = between.enter((client, endpoint.ip), most).ok_or(Obstacle::Limit)?;
         let source = core.shared.source(client, choice);
         let socket = outgoing(endpoint, core.shared.mark, source)?;
         // Sockets of attempts are 1..=ATTEMPTS.
@@ -199,8 +193,7 @@ impl Connecting {
         }
         let watched = core.watch(&socket, token.side(side));
         watched.map_err(|_| Obstacle::Own(Errno::NOMEM))?;
-        core.timers
-            .add((core.now + choice.patience).min(self.deadline), token);
+        core.timers.add((core.now + choice.patience).min(self.deadline), token);
         self.attempts.push(Attempt {
             socket,
             endpoint,
@@ -228,11 +221,7 @@ impl Connecting {
                 false => Next::Keep,
             };
         }
-        let Some(index) = self
-            .attempts
-            .iter()
-            .position(|attempt| attempt.side == side)
-        else {
+        let Some(index) = self.attempts.iter().position(|attempt| attempt.side == side) else {
             return Next::Keep;
         };
         if is_broken {
@@ -291,11 +280,7 @@ impl Connecting {
             }
             return self.give_up(core, Failure::Silent);
         }
-        let latest = self
-            .attempts
-            .iter()
-            .map(|attempt| attempt.since + attempt.patience)
-            .max();
+        let latest = self.attempts.iter().map(|attempt| attempt.since + attempt.patience).max();
         if latest.is_some_and(|at| at > core.now) {
             return Next::Keep;
         }

@@ -169,8 +169,7 @@ impl Flows {
                     self.of_namespace.some_of(namespace, SAMPLE, is_open)
                 }
             };
-            self.evict(core, some)
-                .then(|| port.owners.seat(Kind::Flows, free()))?
+            self.evict(core, some).then(|| port.owners.seat(Kind::Flows, free()))?
         })
     }
 
@@ -180,8 +179,7 @@ impl Flows {
         self.order.push_back((core.now, token));
         let flows = &self.flows;
         let is_open = |token: &Token| is_at(flows, *token);
-        self.of_namespace
-            .add(service.namespace.clone(), token, is_open);
+        self.of_namespace.add(service.namespace.clone(), token, is_open);
         self.of_service.add(service, token, is_open);
     }
 
@@ -257,12 +255,7 @@ impl Flows {
     /// Ends a quarter of the flows, so that their files are free.
     pub(super) fn shed(&mut self, core: &mut Core) {
         for _ in 0..self.flows.len().div_ceil(4) {
-            let some: Vec<_> = self
-                .order
-                .iter()
-                .take(SAMPLE)
-                .map(|(_, token)| *token)
-                .collect();
+            let some: Vec<_> = self.order.iter().take(SAMPLE).map(|(_, token)| *token).collect();
             self.evict(core, some);
             // Those that ended do not come again.
             while let Some((_, token)) = self.order.front()
@@ -330,10 +323,7 @@ impl Flows {
 
     /// Ends the flows of a socket that is closed.
     pub(super) fn leave(&mut self, core: &mut Core, listener: ListenerId) {
-        let of_listener = self
-            .flows
-            .iter()
-            .filter(|(_, flow)| flow.listening.id == listener);
+        let of_listener = self.flows.iter().filter(|(_, flow)| flow.listening.id == listener);
         let places: Vec<usize> = of_listener.map(|(place, _)| place).collect();
         for place in places {
             self.end(core, place);

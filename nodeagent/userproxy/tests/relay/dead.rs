@@ -45,11 +45,7 @@ fn u53_endpoints_that_fail_are_avoided_and_reported() {
         answered(&mut served.connect()).unwrap();
     }
     let state = served.state();
-    let avoided: Vec<_> = state
-        .endpoints
-        .iter()
-        .map(|at| at.avoided_for.is_some())
-        .collect();
+    let avoided: Vec<_> = state.endpoints.iter().map(|at| at.avoided_for.is_some()).collect();
     assert_eq!(avoided.iter().filter(|is| **is).count(), 1);
     assert!(state.counts.avoided >= 1);
 }

@@ -69,9 +69,7 @@ fn u57_connections_go_on_in_the_next_proxy() {
             over_a_socket(bundle)
         });
         answered(&mut in_between.unwrap()).unwrap();
-        streams
-            .iter_mut()
-            .for_each(|stream| exchange(stream, b"after"));
+        streams.iter_mut().for_each(|stream| exchange(stream, b"after"));
         assert_eq!(served.state().counts.failed, [0; 5]);
     }
     let mut rest = Vec::new();
@@ -133,16 +131,13 @@ fn fill(stream: &mut TcpStream, pattern: &[u8]) -> usize {
 fn data_on_its_way_arrives_once(is_urgent: bool) {
     let (at, go, seen) = late_reader();
     let served = Served::new(Protocol::Tcp, &[at], Options::default());
-    let pattern: Vec<u8> = (0..u32::try_from(MUCH / 4).unwrap())
-        .flat_map(u32::to_be_bytes)
-        .collect();
+    let pattern: Vec<u8> =
+        (0..u32::try_from(MUCH / 4).unwrap()).flat_map(u32::to_be_bytes).collect();
     let mut stream = served.connect();
     SockRef::from(&stream).set_send_buffer_size(ROOM).unwrap();
     let mut start = 0;
     if is_urgent {
-        start = SockRef::from(&stream)
-            .send_out_of_band(&pattern[..1])
-            .unwrap();
+        start = SockRef::from(&stream).send_out_of_band(&pattern[..1]).unwrap();
     }
     let middle = start + fill(&mut stream, &pattern[start..]);
     assert!(middle < MUCH, "the way has room for everything");
@@ -234,9 +229,7 @@ fn u57_a_successor_that_dies_leaves_everything_to_the_predecessor() {
         assert!(matches!(error, HandoverError::Io(_)), "{error}");
         bundle
     });
-    streams
-        .iter_mut()
-        .for_each(|stream| exchange(stream, b"after"));
+    streams.iter_mut().for_each(|stream| exchange(stream, b"after"));
     drop(served);
 }
 

@@ -197,9 +197,7 @@ fn urgent_data_stays_in_its_place() {
     answered(&mut stream).unwrap();
     for round in 0..20u8 {
         stream.write_all(&[round; 10]).unwrap();
-        socket2::SockRef::from(&stream)
-            .send_out_of_band(&[round])
-            .unwrap();
+        socket2::SockRef::from(&stream).send_out_of_band(&[round]).unwrap();
         stream.write_all(&[round; 10]).unwrap();
         let mut back = [0; 21];
         stream.read_exact(&mut back).unwrap();

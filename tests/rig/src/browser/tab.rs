@@ -344,15 +344,12 @@ impl Tab {
     /// violations of its policy, failed requests, dialogs. What scripts said besides is forgotten as well.
     pub fn complaints(&self) -> Vec<Note> {
         let notes = self.notes().into_iter();
-        notes
-            .filter(|note| !matches!(note, Note::Said(_)))
-            .collect()
+        notes.filter(|note| !matches!(note, Note::Said(_))).collect()
     }
 
     /// Returns the addresses that the tab has asked for since it was opened, also in vain.
     pub fn requests(&self) -> Vec<String> {
-        self.wire
-            .notes(&self.session, |notes| notes.requests.clone())
+        self.wire.notes(&self.session, |notes| notes.requests.clone())
     }
 
     fn ask(&self, method: &str, parameters: &[(&str, Value)]) -> Result<Value> {
@@ -364,9 +361,7 @@ impl Drop for Tab {
     fn drop(&mut self) {
         // The browser may have ended.
         let context = [("browserContextId", self.context.clone().into())];
-        let _ = self
-            .wire
-            .ask(None, "Target.disposeBrowserContext", &context);
+        let _ = self.wire.ask(None, "Target.disposeBrowserContext", &context);
         self.wire.forget(&self.session);
     }
 }

@@ -157,9 +157,7 @@ impl Api {
     pub fn delete_with(&self, kind: &str, key: &str, options: &Value) -> Result<()> {
         let path = Kind::named(kind)?.object(key)?;
         let answer: Result<Value> = self.send(Method::DELETE, &path, JSON, Some(options));
-        answer
-            .map(drop)
-            .with_context(|| format!("delete {kind} {key}"))
+        answer.map(drop).with_context(|| format!("delete {kind} {key}"))
     }
 
     /// Reads an object; `None` if it does not exist.
@@ -171,9 +169,7 @@ impl Api {
         let answer: Result<Value> = self.send(Method::GET, &path, JSON, None);
         match answer {
             Err(error) if status_code(&error) == Some(404) => Ok(None),
-            answer => answer
-                .map(Some)
-                .with_context(|| format!("get {kind} {key}")),
+            answer => answer.map(Some).with_context(|| format!("get {kind} {key}")),
         }
     }
 
@@ -237,9 +233,7 @@ impl Api {
             .send(Method::POST, &path, JSON, Some(&body))
             .with_context(|| format!("a token for {account}"))?;
         let token = answer["status"]["token"].as_str();
-        Ok(token
-            .context("the server's answer has no token")?
-            .to_owned())
+        Ok(token.context("the server's answer has no token")?.to_owned())
     }
 
     /// Returns the underlying client, for requests that are missing here; use it on

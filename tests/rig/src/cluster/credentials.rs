@@ -64,10 +64,7 @@ impl Credentials {
         write_pem(&self.account_key, "PRIVATE KEY", key.as_ref())?;
         write_pem(&self.account_public_key, "PUBLIC KEY", &public)?;
         let mut token = [0; 16];
-        random
-            .fill(&mut token)
-            .ok()
-            .context("the system has no random numbers")?;
+        random.fill(&mut token).ok().context("the system has no random numbers")?;
         let token = format!("{:032x}", u128::from_ne_bytes(token));
         let line = format!("{token},admin,admin,{ADMINISTRATORS}\n");
         fs::write(&self.tokens, line).with_context(|| self.tokens.display().to_string())

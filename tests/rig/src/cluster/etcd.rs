@@ -17,9 +17,7 @@ pub(super) fn compact() -> Result<i64> {
     // Any key will do: the answer's header has the revision.
     let answer = post("/v3/kv/range", &json!({ "key": "AA==" }))?;
     let revision = answer["header"]["revision"].as_str();
-    let revision: i64 = revision
-        .with_context(|| format!("no revision in {answer}"))?
-        .parse()?;
+    let revision: i64 = revision.with_context(|| format!("no revision in {answer}"))?.parse()?;
     let order = json!({ "revision": revision, "physical": true });
     post("/v3/kv/compaction", &order)?;
     Ok(revision)
@@ -42,9 +40,7 @@ fn post(path: &str, body: &Value) -> Result<Value> {
     )?;
     let mut answer = String::new();
     stream.read_to_string(&mut answer)?;
-    let (head, body) = answer
-        .split_once("\r\n\r\n")
-        .context("no answer of HTTP from etcd")?;
+    let (head, body) = answer.split_once("\r\n\r\n").context("no answer of HTTP from etcd")?;
     let status = head.lines().next().unwrap_or_default();
     ensure!(status.contains(" 200"), "etcd: {path}: {status}: {body}");
     serde_json::from_str(body).with_context(|| format!("etcd: {path}: {body}"))

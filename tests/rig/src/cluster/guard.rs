@@ -52,9 +52,7 @@ impl Guard {
         orders
             .send((command, answer))
             .context("the thread that starts processes has ended")?;
-        started
-            .recv()
-            .context("the thread that starts processes has ended")?
+        started.recv().context("the thread that starts processes has ended")?
     }
 }
 

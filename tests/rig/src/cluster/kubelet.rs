@@ -103,10 +103,7 @@ impl Work {
             return Ok(());
         }
         let node = pod["spec"]["nodeName"].as_str().unwrap_or_default();
-        let node: Value = self
-            .client
-            .request(get(&format!("/api/v1/nodes/{node}"))?)
-            .await?;
+        let node: Value = self.client.request(get(&format!("/api/v1/nodes/{node}"))?).await?;
         let hosts = node_ips(&node);
         let ips = if pod["spec"]["hostNetwork"] == true {
             hosts.clone()
@@ -218,13 +215,7 @@ pub(super) fn conditions(ready: bool) -> Value {
 }
 
 fn pod_ips(pod: &Value) -> Vec<IpAddr> {
-    parse_all(
-        pod["status"]["podIPs"]
-            .as_array()
-            .into_iter()
-            .flatten()
-            .map(|ip| &ip["ip"]),
-    )
+    parse_all(pod["status"]["podIPs"].as_array().into_iter().flatten().map(|ip| &ip["ip"]))
 }
 
 fn node_ips(node: &Value) -> Vec<IpAddr> {
@@ -240,10 +231,7 @@ fn pod_cidrs(node: &Value) -> Vec<Cidr> {
 }
 
 fn parse_all<'a, T: FromStr>(texts: impl Iterator<Item = &'a Value>) -> Vec<T> {
-    texts
-        .filter_map(Value::as_str)
-        .filter_map(|text| text.parse().ok())
-        .collect()
+    texts.filter_map(Value::as_str).filter_map(|text| text.parse().ok()).collect()
 }
 
 fn path(key: &str) -> String {

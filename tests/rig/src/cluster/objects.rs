@@ -23,9 +23,7 @@ pub fn node(name: &str, pod_cidrs: &[Cidr], zone: &str) -> Value {
 
 /// Returns the status of a node that is ready.
 pub fn node_status(ips: &[IpAddr]) -> Value {
-    let addresses = ips
-        .iter()
-        .map(|ip| json!({ "type": "InternalIP", "address": ip }));
+    let addresses = ips.iter().map(|ip| json!({ "type": "InternalIP", "address": ip }));
     json!({
         "addresses": addresses.collect::<Vec<_>>(),
         "conditions": [{

@@ -61,9 +61,8 @@ impl Programs {
         let kubernetes = [&KUBERNETES[..], &NODES].concat();
         let module = module("")?;
         let versions = Versions::read(&module.join("go.mod"))?;
-        let packages = kubernetes
-            .iter()
-            .map(|program| format!("{KUBERNETES_MODULE}/cmd/{program}"));
+        let packages =
+            kubernetes.iter().map(|program| format!("{KUBERNETES_MODULE}/cmd/{program}"));
         let of_kubernetes = Recipe {
             packages: packages.collect(),
             programs: kubernetes,
@@ -158,10 +157,6 @@ mod tests {
             etcd: "v3.6.8".to_owned(),
         };
         assert_eq!(versions.folder(), "etcd-3.6.8-kubernetes-1.36.3");
-        assert!(
-            ld_flags(&versions.kubernetes)
-                .unwrap()
-                .contains("gitMinor=36")
-        );
+        assert!(ld_flags(&versions.kubernetes).unwrap().contains("gitMinor=36"));
     }
 }

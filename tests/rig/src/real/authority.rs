@@ -29,9 +29,7 @@ impl Authority {
         fs::create_dir_all(folder).with_context(|| format!("create {}", folder.display()))?;
         let mut params = CertificateParams::default();
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-        params
-            .distinguished_name
-            .push(DnType::CommonName, "kplane-tests");
+        params.distinguished_name.push(DnType::CommonName, "kplane-tests");
         let key = KeyPair::generate()?;
         let certificate = params.self_signed(&key)?.pem();
         let authority = Self {

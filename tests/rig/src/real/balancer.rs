@@ -66,11 +66,7 @@ impl Balancer {
         let log = cluster.folder().join("balancer.log");
         let mut work = Work {
             api: cluster.api().clone(),
-            nodes: cluster
-                .nodes()
-                .iter()
-                .map(|node| node.spec().ips.clone())
-                .collect(),
+            nodes: cluster.nodes().iter().map(|node| node.spec().ips.clone()).collect(),
             log: File::create(&log).with_context(|| format!("create {}", log.display()))?,
             given: BTreeMap::new(),
             routes: BTreeMap::new(),
@@ -108,9 +104,7 @@ fn connect(cluster: &RealCluster) -> Result<()> {
     let control = topology.host("control")?;
     for (client, range) in CLIENTS.iter().zip(RANGES) {
         let single = Cidr::single(client.parse()?);
-        control
-            .netlink()
-            .add_address("lo", single.first(), single.prefix_len())?;
+        control.netlink().add_address("lo", single.first(), single.prefix_len())?;
         let range: Cidr = range.parse()?;
         let gateway = control.ip(range.family())?;
         for node in topology.nodes() {
@@ -152,10 +146,7 @@ impl Work {
                 self.note(released);
             }
         }
-        let gone: Vec<_> = self
-            .given
-            .extract_if(.., |uid, _| !seen.contains(uid))
-            .collect();
+        let gone: Vec<_> = self.given.extract_if(.., |uid, _| !seen.contains(uid)).collect();
         for (_, number) in gone {
             for family in 0..ADDRESSES.len() {
                 let ip = address(family, number)?;

@@ -155,10 +155,7 @@ mod tests {
             31 24 0:27 / /sys/fs/cgroup/systemd rw - cgroup cgroup rw,xattr,name=systemd\n\
             32 24 0:27 / /elsewhere rw - cgroup cgroup rw,xattr,name=systemd\n\
             33 24 0:28 / /sys/fs/cgroup/unified rw - cgroup2 cgroup2 rw\n";
-        let found: Vec<_> = hierarchies(text)
-            .into_iter()
-            .map(|it| it.controllers)
-            .collect();
+        let found: Vec<_> = hierarchies(text).into_iter().map(|it| it.controllers).collect();
         assert_eq!(found, ["cpu,cpuacct", "name=systemd"]);
     }
 }

@@ -47,10 +47,9 @@ fn possible() -> Result<()> {
         })?;
     }
     let mounts = fs::read_to_string("/proc/self/mountinfo").context("list mounts")?;
-    let memory = mounts.lines().any(|line| {
-        line.split_once(" - cgroup ")
-            .is_some_and(|(_, it)| it.contains("memory"))
-    });
+    let memory = mounts
+        .lines()
+        .any(|line| line.split_once(" - cgroup ").is_some_and(|(_, it)| it.contains("memory")));
     ensure!(memory, "a real cluster needs cgroups of version 1");
     Ok(())
 }

@@ -74,7 +74,6 @@ impl Archive {
     }
 
     fn align(&mut self) {
-        self.bytes
-            .resize(self.bytes.len().next_multiple_of(ALIGNMENT), 0);
+        self.bytes.resize(self.bytes.len().next_multiple_of(ALIGNMENT), 0);
     }
 }

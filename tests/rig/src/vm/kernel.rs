@@ -78,9 +78,7 @@ impl Kernel {
     }
 
     fn packed(&self) -> PathBuf {
-        self.folder
-            .join("boot")
-            .join(format!("vmlinuz-{}", self.version))
+        self.folder.join("boot").join(format!("vmlinuz-{}", self.version))
     }
 
     pub(super) fn initramfs(&self) -> PathBuf {
@@ -163,9 +161,7 @@ impl Kernel {
                 .args(["-S", &self.version, "--show-depends", name]);
             for line in output(show)?.lines() {
                 // A line "builtin NAME" has no file.
-                let file = line
-                    .strip_prefix("insmod ")
-                    .map(|rest| PathBuf::from(rest.trim()));
+                let file = line.strip_prefix("insmod ").map(|rest| PathBuf::from(rest.trim()));
                 modules.extend(file.filter(|file| !modules.contains(file)));
             }
         }
@@ -182,9 +178,7 @@ fn newest_package() -> Result<String> {
     let mut ask = Command::new("apt-cache");
     ask.args(["depends", META_PACKAGE]);
     let answer = output(ask)?;
-    let words = answer
-        .lines()
-        .filter_map(|line| line.trim().strip_prefix("Depends: "));
+    let words = answer.lines().filter_map(|line| line.trim().strip_prefix("Depends: "));
     let package = words.map(str::trim).find(|name| name.starts_with(PACKAGE));
     let package = package.with_context(|| format!("{META_PACKAGE} depends on no {PACKAGE}*"))?;
     Ok(package.to_owned())

@@ -66,9 +66,7 @@ impl Qemu<'_> {
             // The copying threads do not panic.
             let _ = copy.join();
         }
-        ended
-            .and_then(|()| self.exit_code())
-            .with_context(|| self.last_words())
+        ended.and_then(|()| self.exit_code()).with_context(|| self.last_words())
     }
 
     fn command(&self) -> Command {
@@ -113,10 +111,7 @@ impl Qemu<'_> {
                     let port = format!("virtserialport,chardev={name},name={name}");
                     command.args(["-chardev", &file, "-device", &port]);
                 }
-                command
-                    .stdin(Stdio::null())
-                    .stdout(Stdio::piped())
-                    .stderr(Stdio::piped());
+                command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
             }
             Console::Terminal => {
                 command.args(["-chardev", "stdio,id=terminal,signal=off"]);
@@ -196,8 +191,7 @@ fn counter() -> String {
     let info = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let field = |name: &str| {
         let line = info.lines().find(|line| line.starts_with(name));
-        line.and_then(|line| line.split_once(": "))
-            .map(|(_, value)| value)
+        line.and_then(|line| line.split_once(": ")).map(|(_, value)| value)
     };
     let flags: Vec<&str> = field("flags").unwrap_or_default().split(' ').collect();
     // Elsewhere the speed that is shown is the one of the moment.

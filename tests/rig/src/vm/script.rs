@@ -61,10 +61,7 @@ pub(super) fn command(command: &Command, here: &Path, inside: &str) -> Result<St
     }
     let folder = command.get_current_dir().unwrap_or(here);
     text += &format!("cd {}\nexec", quoted(folder.as_os_str())?);
-    for word in [command.get_program()]
-        .into_iter()
-        .chain(command.get_args())
-    {
+    for word in [command.get_program()].into_iter().chain(command.get_args()) {
         text += " ";
         text += &quoted(word)?;
     }

@@ -14,9 +14,7 @@ use super::{Rendering, renderings};
 
 /// Returns the program of each container and its arguments.
 pub(super) fn containers(objects: &[Value]) -> Vec<(String, Vec<String>)> {
-    let pods = objects
-        .iter()
-        .map(|object| &object["spec"]["template"]["spec"]);
+    let pods = objects.iter().map(|object| &object["spec"]["template"]["spec"]);
     let lists = pods.flat_map(|pod| [&pod["initContainers"], &pod["containers"]]);
     let containers = lists.filter_map(Value::as_array).flatten();
     let named = containers.map(|container| {
@@ -78,15 +76,11 @@ pub(in crate::chart) fn agents_start_with_the_arguments_and_kube_proxys_file() -
         };
         let file = folder.path().join("config.conf");
         std::fs::write(&file, text)?;
-        for (name, args) in containers(objects)
-            .into_iter()
-            .filter(|(name, _)| name == "nodeagent")
+        for (name, args) in containers(objects).into_iter().filter(|(name, _)| name == "nodeagent")
         {
             let local = |arg: String| arg.replace("/etc/kube-proxy/config.conf", &path(&file));
             let mut program = Command::new(&product.node_agent);
-            program
-                .args(args.into_iter().map(local))
-                .arg("--check-config");
+            program.args(args.into_iter().map(local)).arg("--check-config");
             let output = program.output()?;
             // 2: there are warnings.
             let code = output.status.code();

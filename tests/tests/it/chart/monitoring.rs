@@ -34,10 +34,7 @@ fn rules() -> Result<Vec<Rule>> {
     let text = fs::read_to_string(alerts_file())?;
     let file: Value = serde_saphyr::from_str(&text)?;
     let groups = file["groups"].as_array().context("no groups")?;
-    let rules = groups
-        .iter()
-        .filter_map(|group| group["rules"].as_array())
-        .flatten();
+    let rules = groups.iter().filter_map(|group| group["rules"].as_array()).flatten();
     let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
     Ok(rules
         .map(|rule| Rule {

@@ -51,9 +51,7 @@ pub(in crate::chart) fn the_base_of_kustomize_is_the_rendered_chart() -> Result<
 pub(in crate::chart) fn kustomize_changes_nothing_of_the_chart() -> Result<()> {
     let chart = chart()?;
     let mut kubectl = Programs::ensure()?.command("kubectl");
-    kubectl
-        .arg("kustomize")
-        .arg(root().join("deploy/kustomize"));
+    kubectl.arg("kustomize").arg(root().join("deploy/kustomize"));
     let built = objects(&output(kubectl)?)?;
     let mut expected = chart.objects(&[])?;
     expected.extend(objects(NAMESPACE)?);
@@ -143,9 +141,7 @@ pub(in crate::chart) fn nothing_waits_for_a_cluster_ip() -> Result<()> {
         );
         let args = agent["containers"][0]["args"].to_string();
         ensure!(!args.contains("--control-plane=kplane"), "{args}");
-        let named = settings
-            .iter()
-            .any(|setting| setting.starts_with("controlPlane.addresses"));
+        let named = settings.iter().any(|setting| setting.starts_with("controlPlane.addresses"));
         ensure!(
             args.contains("--control-plane-file=") != named,
             "{settings:?}: {args}"
@@ -159,10 +155,7 @@ pub(in crate::chart) fn the_api_servers_own_address_is_what_replicas_use() -> Re
     let variable = |settings: &[&str]| -> Result<Option<Value>> {
         let objects = chart.objects(settings)?;
         let plane = pod(&objects, "Deployment", "kplane-controlplane")?;
-        let mut all = plane["containers"][0]["env"]
-            .as_array()
-            .context("no env")?
-            .iter();
+        let mut all = plane["containers"][0]["env"].as_array().context("no env")?.iter();
         let found = all.find(|variable| variable["name"] == "KUBERNETES_SERVICE_HOST");
         Ok(found.cloned())
     };

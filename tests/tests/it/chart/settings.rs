@@ -205,9 +205,7 @@ impl Setting {
     /// Returns the value's schema.
     fn schema(&self, schema: &Value) -> Value {
         let inside = |found: &Value, name: &str| found["properties"][name].clone();
-        self.path
-            .split('.')
-            .fold(schema.clone(), |found, name| inside(&found, name))
+        self.path.split('.').fold(schema.clone(), |found, name| inside(&found, name))
     }
 
     /// Returns the reason why the program refuses a value; `None` if it accepts the value.
@@ -247,9 +245,7 @@ impl Setting {
         match self.kind {
             Kind::Word => {
                 let said = self.must_refuse(product, "no-such-word")?;
-                let known = said
-                    .split_once("[possible values: ")
-                    .context(said.clone())?;
+                let known = said.split_once("[possible values: ").context(said.clone())?;
                 let known = known.1.split_once(']').context("no end")?.0;
                 // For tests, and for machines without a cluster.
                 let is_for_clusters = |word: &&str| !["noop", "userspace-loopback"].contains(word);
@@ -289,10 +285,7 @@ impl Setting {
 
     /// Compares the default with the one that the program names, if it names one.
     fn check_default(&self, product: &Product, values: &Value) -> Result<()> {
-        let value = self
-            .path
-            .split('.')
-            .fold(values, |value, name| &value[name]);
+        let value = self.path.split('.').fold(values, |value, name| &value[name]);
         let help = Command::new(self.program(product)).arg("--help").output()?;
         let help = String::from_utf8_lossy(&help.stdout).into_owned();
         let about = help.split(&format!("--{} ", self.flag)).nth(1);
@@ -302,9 +295,7 @@ impl Setting {
             return Ok(());
         };
         let default = default.split([']', ';', ' ']).next().unwrap_or_default();
-        let value = value
-            .as_str()
-            .map_or_else(|| value.to_string(), str::to_owned);
+        let value = value.as_str().map_or_else(|| value.to_string(), str::to_owned);
         let same = match self.kind {
             Kind::Port => default.ends_with(&format!(":{value}")),
             // Here an empty value, or an empty list, leaves the default to the program.

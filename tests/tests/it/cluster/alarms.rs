@@ -112,9 +112,7 @@ pub(crate) fn alerts_about_agents_fire_and_end_with_their_faults() -> Result<()>
         ))?;
         let closed = alarms.fire(world, &[healthy], &["KplaneHealthPortsClosed"])?;
         drop(taken);
-        alarms
-            .end(world, &[healthy, &closed], &["KplaneHealthPortsClosed"])
-            .map(drop)
+        alarms.end(world, &[healthy, &closed], &["KplaneHealthPortsClosed"]).map(drop)
     })
 }
 
@@ -237,8 +235,6 @@ pub(crate) fn an_alert_says_that_deletions_are_held() -> Result<()> {
         many_vanish(world)?;
         let held = alarms.fire(world, &[healthy], &["KplaneDeletionsHeld"])?;
         world.settle()?;
-        alarms
-            .end(world, &[healthy, &held], &["KplaneDeletionsHeld"])
-            .map(drop)
+        alarms.end(world, &[healthy, &held], &["KplaneDeletionsHeld"]).map(drop)
     })
 }

@@ -63,9 +63,7 @@ pub(crate) fn describe_names_addresses_that_cannot_be_served() -> Result<()> {
             json!({ "type": "LoadBalancer", "loadBalancerSourceRanges": ["198.51.100.0/24"] });
         make(world, "b-ranges", ranges)?;
         let status = json!({ "loadBalancer": { "ingress": [{ "ip": "192.0.2.60" }] } });
-        world
-            .api()
-            .patch_status("Service", "default/b-ranges", &status)?;
+        world.api().patch_status("Service", "default/b-ranges", &status)?;
         let second = ["describe", "service", "default/b-second"];
         says(world, &second, &["AddressConflict", "b-first"])?;
         says(world, &first, &["AddressContested", "b-second"])?;

@@ -85,14 +85,10 @@ pub(crate) fn the_api_server_accepts_every_combination_of_values() -> Result<()>
             define(world.api(), kind, plural)?;
         }
         let said = dry_run(world, &objects)?;
-        let accepted = said
-            .lines()
-            .filter(|line| line.ends_with("(server dry run)"));
+        let accepted = said.lines().filter(|line| line.ends_with("(server dry run)"));
         ensure!(accepted.count() == objects.len(), "{said}");
         // The check can fail.
-        let daemon_set = objects
-            .iter()
-            .find(|object| object.contains("\"DaemonSet\""));
+        let daemon_set = objects.iter().find(|object| object.contains("\"DaemonSet\""));
         let daemon_set = daemon_set.context("no DaemonSet")?;
         let broken = daemon_set.replace("\"readOnlyRootFilesystem\"", "\"readOnlyRoot\"");
         ensure!(
@@ -136,9 +132,7 @@ pub(crate) fn pods_with_the_label_get_a_hook() -> Result<()> {
     with_world(|world| {
         let create = |label: &str, host: bool, grace: u64| {
             let path = "/api/v1/namespaces/default/pods?dryRun=All";
-            let made = world
-                .api()
-                .request(Method::POST, path, Some(&pod(label, host, grace)))?;
+            let made = world.api().request(Method::POST, path, Some(&pod(label, host, grace)))?;
             let hook = |n: usize| made["spec"]["containers"][n]["lifecycle"]["preStop"].clone();
             Ok::<_, anyhow::Error>([hook(0), hook(1)])
         };

@@ -131,9 +131,7 @@ pub(crate) fn without_the_right_to_write_events_everything_else_goes_on() -> Res
 /// Makes the account that may not write events: all other rights of the manifest are left.
 fn mute(world: &World) -> Result<PathBuf> {
     let api = world.api();
-    let mut role = api
-        .get("ClusterRole", BINDING)?
-        .context("the suite has granted it")?;
+    let mut role = api.get("ClusterRole", BINDING)?.context("the suite has granted it")?;
     let rules = role["rules"].as_array_mut().context("no rules")?;
     let before = rules.len();
     rules.retain(|rule| rule["resources"] != json!(["events"]));

@@ -185,9 +185,7 @@ pub(crate) fn slice(service: &str, ips: &BTreeSet<IpAddr>) -> Value {
 }
 
 pub(crate) fn addresses(number: u8, count: u8) -> BTreeSet<IpAddr> {
-    (1..=count)
-        .map(|n| IpAddr::from([10, 244, number, n]))
-        .collect()
+    (1..=count).map(|n| IpAddr::from([10, 244, number, n])).collect()
 }
 
 fn remove(api: &Api, service: &str) -> Result<()> {

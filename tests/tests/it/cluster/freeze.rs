@@ -97,9 +97,7 @@ pub(crate) fn orders_at_two_replicas_at_once_are_both_kept() -> Result<()> {
 /// Starts the replicas, and moves the agents to them. Also returns the kubeconfig, which is written once: programs read it.
 fn start(world: &mut World) -> Result<(Vec<Plane>, PathBuf)> {
     let kubeconfig = world.cluster.account_kubeconfig(ACCOUNT)?;
-    let planes = PLACES
-        .iter()
-        .map(|(of, _, _)| plane(world, *of, &kubeconfig));
+    let planes = PLACES.iter().map(|(of, _, _)| plane(world, *of, &kubeconfig));
     let planes = planes.collect::<Result<Vec<_>>>()?;
     for (replica, _, node) in PLACES {
         world.restart_agent(node, replica)?;
@@ -148,17 +146,12 @@ fn damaged(world: &World, planes: &[Plane]) -> Result<()> {
         let data = json!({ "data": { "orders.json": text } });
         world.api().patch("ConfigMap", DOCUMENT, &data).map(drop)
     };
-    let whole = world
-        .api()
-        .get("ConfigMap", DOCUMENT)?
-        .context("no document")?;
+    let whole = world.api().get("ConfigMap", DOCUMENT)?.context("no document")?;
     set(&json!("{"))?;
     for plane in planes {
         eventually(DEADLINE, "the damage is shown", || {
             let issues = plane.issues()?;
-            let found = issues
-                .iter()
-                .any(|issue| issue.contains("the document is damaged"));
+            let found = issues.iter().any(|issue| issue.contains("the document is damaged"));
             ensure!(found, "{issues:?}");
             Ok::<_, anyhow::Error>(())
         })?;

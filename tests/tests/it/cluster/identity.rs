@@ -64,9 +64,7 @@ fn user(api: &Api, name: &str, role: Option<&str>) -> Result<String> {
 }
 
 fn secure(world: &World) -> Result<SecurePlane> {
-    let kubeconfig = world
-        .cluster
-        .account_kubeconfig("kplane/kplane-controlplane")?;
+    let kubeconfig = world.cluster.account_kubeconfig("kplane/kplane-controlplane")?;
     SecurePlane::start(world, &kubeconfig)
 }
 
@@ -241,10 +239,7 @@ pub(crate) fn users_have_the_rights_that_the_cluster_gives_them() -> Result<()> 
 /// The audit log names callers and reasons, and no secret.
 fn audited(world: &World) -> Result<()> {
     let log = std::fs::read_to_string(world.cluster.folder().join("audit"))?;
-    let lines: Vec<Value> = log
-        .lines()
-        .map(serde_json::from_str)
-        .collect::<Result<_, _>>()?;
+    let lines: Vec<Value> = log.lines().map(serde_json::from_str).collect::<Result<_, _>>()?;
     let has = |user: &str, decision: &str, action: &str| {
         lines.iter().any(|line| {
             line["user"] == user && line["decision"] == decision && line["action"] == action
@@ -273,9 +268,7 @@ pub(crate) fn known_agents_come_back_while_the_api_server_is_away() -> Result<()
         let unknown_now = hello(&unknown, "node-2")?;
         let reads = plane.caller(None, Some(&reader))?.call(Method::GetFleet)?;
         // The way in when nothing else answers.
-        let bob = plane
-            .caller(Some("users/bob"), None)?
-            .call(Method::GetFleet)?;
+        let bob = plane.caller(Some("users/bob"), None)?.call(Method::GetFleet)?;
         world.cluster.start_apiserver()?;
         ensure!(known == [Code::Ok; 2], "{known:?}");
         ensure!(unknown_now == Code::Unavailable, "{unknown_now:?}");
@@ -310,9 +303,7 @@ fn answer_each_other(api: &Api, planes: &[SecurePlane]) -> Result<()> {
 pub(crate) fn replicas_make_one_authority_and_keep_it() -> Result<()> {
     with_world(|world| {
         let api = world.api();
-        let account = world
-            .cluster
-            .account_kubeconfig("kplane/kplane-controlplane")?;
+        let account = world.cluster.account_kubeconfig("kplane/kplane-controlplane")?;
         let certs = world.cluster.folder().join("own-certs");
         std::fs::create_dir_all(&certs)?;
         let start = |replica| SecurePlane::start_own(world, &account, replica, &certs);
@@ -359,13 +350,8 @@ pub(crate) fn replicas_make_one_authority_and_keep_it() -> Result<()> {
         })?;
         api.delete("Secret", "kplane/kplane-certificates")?;
         let made = eventually(DEADLINE, "a new authority is published", || {
-            let map = api
-                .get("ConfigMap", "kplane/kplane-ca")?
-                .context("no bundle")?;
-            let now = map["data"]["ca.crt"]
-                .as_str()
-                .unwrap_or_default()
-                .to_owned();
+            let map = api.get("ConfigMap", "kplane/kplane-ca")?.context("no bundle")?;
+            let now = map["data"]["ca.crt"].as_str().unwrap_or_default().to_owned();
             ensure!(now != bundle, "the old bundle");
             anyhow::Ok(now)
         })?;

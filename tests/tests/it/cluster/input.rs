@@ -113,9 +113,7 @@ fn says(world: &World, kubeconfig: &Path, words: &[&str]) -> Result<()> {
     eventually(DEADLINE, &format!("it says {words:?}"), || {
         ensure!(plane.ended().is_err(), "{}", world.logged("plane-2")?);
         let issues = plane.issues()?;
-        let found = issues
-            .iter()
-            .any(|issue| words.iter().all(|word| issue.contains(word)));
+        let found = issues.iter().any(|issue| words.iter().all(|word| issue.contains(word)));
         ensure!(found, "{issues:?}");
         Ok::<_, anyhow::Error>(())
     })

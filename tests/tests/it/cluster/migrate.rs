@@ -313,9 +313,7 @@ fn labels(world: &World) -> Result<[Option<String>; 2]> {
     let mut labels = [None, None];
     for (label, (node, _)) in labels.iter_mut().zip(NODES) {
         let node = world.api().get("Node", node)?.context("no node")?;
-        *label = node["metadata"]["labels"][LABEL]
-            .as_str()
-            .map(str::to_owned);
+        *label = node["metadata"]["labels"][LABEL].as_str().map(str::to_owned);
     }
     Ok(labels)
 }

@@ -216,9 +216,7 @@ fn by_keyboard(page: &Page, tab: &Tab) -> Result<()> {
         ("columnheader", "State"),
         ("rowheader", "node-1"),
     ] {
-        let there = parts
-            .iter()
-            .any(|part| part.role == role && part.name.contains(name));
+        let there = parts.iter().any(|part| part.role == role && part.name.contains(name));
         ensure!(there, "no {role} {name:?}: {parts:?}");
     }
     Ok(())

@@ -26,9 +26,7 @@ const PORT: u16 = PLACES[0].1;
 
 /// Starts two replicas that know each other, each with an agent.
 fn start(world: &mut World) -> Result<Vec<Plane>> {
-    let kubeconfig = world
-        .cluster
-        .account_kubeconfig("kplane/kplane-controlplane")?;
+    let kubeconfig = world.cluster.account_kubeconfig("kplane/kplane-controlplane")?;
     let places = PLACES.map(|(_, port, _)| format!("127.0.0.1:{port}"));
     let flags = [
         format!("--peers={}", places.join(",")),
@@ -78,12 +76,8 @@ impl Served {
         let node = world.topology.node("node-2")?;
         let ip = node.ip(Family::V4)?;
         let server = node.ns().run(|| Ok(TcpListener::bind((ip, 0))?))?;
-        let service = world
-            .api()
-            .apply(&objects::service("default", name, spec))?;
-        let to = service["spec"]["clusterIP"]
-            .as_str()
-            .context("no address")?;
+        let service = world.api().apply(&objects::service("default", name, spec))?;
+        let to = service["spec"]["clusterIP"].as_str().context("no address")?;
         let to = SocketAddr::new(to.parse()?, 80);
         let served = Self { server, name, to };
         served.endpoint(world, json!({ "ready": true }))?;
@@ -283,9 +277,7 @@ pub(crate) fn probe_tells_the_data_path_from_the_control_path() -> Result<()> {
         says(world, PORT, &probe, 1, &silent)?;
         let name = format!("default/{name}");
         world.api().delete("Service", &name)?;
-        world
-            .api()
-            .delete("EndpointSlice", &format!("{name}-own"))?;
+        world.api().delete("EndpointSlice", &format!("{name}-own"))?;
         world.give_back()
     })
 }

@@ -51,9 +51,7 @@ fn play(world: &World, seed: u64) -> Result<()> {
             last = format!("operation {number}: {error:#}");
         }
         if number % STRIDE == 0 {
-            world
-                .settle()
-                .with_context(|| format!("after {number} operations"))?;
+            world.settle().with_context(|| format!("after {number} operations"))?;
         }
     }
     let took = began.elapsed().as_secs_f64();

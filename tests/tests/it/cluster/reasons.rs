@@ -47,9 +47,7 @@ pub(crate) fn describe_names_the_cause_and_the_fix() -> Result<()> {
         }
         fates(world)?;
         for service in &broken {
-            world
-                .api()
-                .delete("Service", &format!("default/{}", service.name))?;
+            world.api().delete("Service", &format!("default/{}", service.name))?;
         }
         world.settle()
     })
@@ -428,8 +426,7 @@ fn own_slice(service: &str) -> Value {
 }
 
 fn ready_pod(api: &Api, app: &str) -> Result<()> {
-    api.apply(&objects::pod("default", app, app, "node-1"))
-        .map(drop)
+    api.apply(&objects::pod("default", app, app, "node-1")).map(drop)
 }
 
 fn pod_that_is_not_ready(api: &Api, app: &str) -> Result<()> {
@@ -446,6 +443,5 @@ fn pod_with_gate(app: &str) -> Value {
 fn other_proxy(api: &Api, name: &str) -> Result<()> {
     let labels = json!({ "service.kubernetes.io/service-proxy-name": "other" });
     let change = json!({ "metadata": { "labels": labels } });
-    api.patch("Service", &format!("default/{name}"), &change)
-        .map(drop)
+    api.patch("Service", &format!("default/{name}"), &change).map(drop)
 }

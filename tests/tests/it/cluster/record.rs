@@ -33,9 +33,7 @@ pub(crate) fn history_names_the_object_its_version_and_the_time_of_each_node() -
         bundle(world)?;
         transactions(world)?;
         world.api().delete("Service", SERVICE)?;
-        world
-            .api()
-            .delete("EndpointSlice", &format!("{SERVICE}-own"))?;
+        world.api().delete("EndpointSlice", &format!("{SERVICE}-own"))?;
         removed(world)?;
         world.give_back()
     })
@@ -218,10 +216,7 @@ fn removed(world: &World) -> Result<()> {
     eventually(DEADLINE, "the removal is in the history", || {
         let history = ask(world, PLACES[0].1, &["history", "service", SERVICE])?;
         let changes = history["changes"].as_array().context("no changes")?;
-        let mut causes = changes
-            .iter()
-            .flat_map(|c| c["causes"].as_array())
-            .flatten();
+        let mut causes = changes.iter().flat_map(|c| c["causes"].as_array()).flatten();
         let gone = causes.any(|cause| cause["kind"] == "Service" && cause["verb"] == "Removed");
         ensure!(gone, "{history:#}");
         Ok(())
@@ -240,11 +235,7 @@ fn ask(world: &World, port: u16, args: &[&str]) -> Result<Value> {
     let mut kpctl = Command::new(&product()?.kpctl);
     kpctl.args(args).args(["-o", "json"]).stdin(Stdio::null());
     kpctl.env("KPLANE_SERVER", format!("127.0.0.1:{port}"));
-    let output = world
-        .topology
-        .host("control")?
-        .ns()
-        .run(|| Ok(kpctl.output()?))?;
+    let output = world.topology.host("control")?.ns().run(|| Ok(kpctl.output()?))?;
     let errors = String::from_utf8_lossy(&output.stderr);
     let answer = String::from_utf8_lossy(&output.stdout);
     ensure!(output.status.success(), "{args:?}: {errors}{answer}");

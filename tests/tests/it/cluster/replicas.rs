@@ -25,9 +25,7 @@ const LEFT_WITHIN: Duration = Duration::from_secs(20);
 /// not go back to the older state of the first, until the first has caught up.
 pub(crate) fn an_agent_leaves_a_replica_that_is_cut_off_and_never_goes_back() -> Result<()> {
     with_world(|world| {
-        let kubeconfig = world
-            .cluster
-            .account_kubeconfig("kplane/kplane-controlplane")?;
+        let kubeconfig = world.cluster.account_kubeconfig("kplane/kplane-controlplane")?;
         let mut planes = Vec::new();
         prepare(world, &REPLICAS.map(|(_, mark)| mark))?;
         for (replica, mark) in REPLICAS {

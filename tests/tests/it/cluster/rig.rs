@@ -18,9 +18,7 @@ pub(crate) fn objects_are_made_changed_and_deleted() -> Result<()> {
     let dual = json!({ "ipFamilyPolicy": "RequireDualStack" });
     let service = objects::service("default", "web", dual);
     let made = api.apply(&service)?;
-    let ips = made["spec"]["clusterIPs"]
-        .as_array()
-        .context("no addresses")?;
+    let ips = made["spec"]["clusterIPs"].as_array().context("no addresses")?;
     ensure!(ips.len() == 2, "{made}");
     let twice = api.create(&service).err().context("made twice")?;
     ensure!(status_code(&twice) == Some(409), "{twice:?}");
@@ -75,9 +73,7 @@ pub(crate) fn deployments_have_endpoints_that_come_terminate_and_go() -> Result<
         let of_web = slices
             .iter()
             .filter(|slice| slice["metadata"]["labels"]["kubernetes.io/service-name"] == "web");
-        let all = of_web
-            .filter_map(|slice| slice["endpoints"].as_array())
-            .flatten();
+        let all = of_web.filter_map(|slice| slice["endpoints"].as_array()).flatten();
         Ok(all.filter(|ep| ep["conditions"][condition] == true).count())
     };
     let reach = |what: (&str, usize)| {

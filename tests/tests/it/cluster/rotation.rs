@@ -28,9 +28,7 @@ impl Successor {
     fn make(folder: &Path) -> Result<Self> {
         let certs = folder.join("successor");
         let mut command = Command::new(&product()?.control_plane);
-        command
-            .args(["certs", "init", "--host", OWN_NAME])
-            .arg(&certs);
+        command.args(["certs", "init", "--host", OWN_NAME]).arg(&certs);
         let made = command.output()?;
         ensure!(made.status.success(), "{made:?}");
         Ok(Self(certs))
@@ -94,9 +92,7 @@ fn has_missed_nothing(stream: &Following, made: &[String]) -> Result<()> {
 pub(crate) fn the_authority_gets_a_successor_while_agents_work() -> Result<()> {
     with_world(|world| {
         let api = world.api();
-        let account = world
-            .cluster
-            .account_kubeconfig("kplane/kplane-controlplane")?;
+        let account = world.cluster.account_kubeconfig("kplane/kplane-controlplane")?;
         let trusted = world.cluster.folder().join("rotation");
         fs::create_dir_all(&trusted)?;
         let start = |replica| SecurePlane::start_own(world, &account, replica, &trusted);

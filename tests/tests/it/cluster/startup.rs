@@ -115,9 +115,7 @@ fn grant(world: &World) -> Result<()> {
 
 /// Gives the node these taints and no others.
 fn taint(world: &World, keys: &[&str]) -> Result<()> {
-    let taints = keys
-        .iter()
-        .map(|key| json!({ "key": key, "effect": "NoSchedule" }));
+    let taints = keys.iter().map(|key| json!({ "key": key, "effect": "NoSchedule" }));
     let spec = json!({ "spec": { "taints": taints.collect::<Vec<_>>() } });
     world.api().patch("Node", NODE, &spec).map(drop)
 }
@@ -126,14 +124,8 @@ fn taint(world: &World, keys: &[&str]) -> Result<()> {
 fn tainted(world: &World, keys: &[&str]) -> Result<()> {
     eventually(DEADLINE, &format!("taints {keys:?}"), || {
         let node = world.api().get("Node", NODE)?.context("no such Node")?;
-        let taints = node["spec"]["taints"]
-            .as_array()
-            .cloned()
-            .unwrap_or_default();
-        let found: Vec<_> = taints
-            .iter()
-            .filter_map(|taint| taint["key"].as_str())
-            .collect();
+        let taints = node["spec"]["taints"].as_array().cloned().unwrap_or_default();
+        let found: Vec<_> = taints.iter().filter_map(|taint| taint["key"].as_str()).collect();
         ensure!(found == keys, "{found:?}");
         Ok::<_, anyhow::Error>(())
     })

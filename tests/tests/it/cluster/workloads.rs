@@ -141,9 +141,7 @@ pub(crate) fn a_service_of_both_families_is_in_both_tables() -> Result<()> {
         web(world, json!({ "ipFamilyPolicy": "RequireDualStack" }))?;
         api.apply(&objects::deployment("default", "web", 2, "node-1"))?;
         let service = api.get("Service", "default/web")?.context("no Service")?;
-        let ips = service["spec"]["clusterIPs"]
-            .as_array()
-            .context("no addresses")?;
+        let ips = service["spec"]["clusterIPs"].as_array().context("no addresses")?;
         ensure!(ips.len() == 2, "{ips:?}");
         for ip in ips {
             let ip: IpAddr = ip.as_str().context("no text")?.parse()?;
@@ -193,16 +191,12 @@ fn ready_pods(world: &World, family: Family) -> Result<BTreeSet<IpAddr>> {
     let mut all = BTreeSet::new();
     for pod in pods {
         let ready = pod["status"]["conditions"].as_array().into_iter().flatten();
-        let ready = ready
-            .into_iter()
-            .any(|c| c["type"] == "Ready" && c["status"] == "True");
+        let ready = ready.into_iter().any(|c| c["type"] == "Ready" && c["status"] == "True");
         if !ready || !pod["metadata"]["deletionTimestamp"].is_null() {
             continue;
         }
         for ip in pod["status"]["podIPs"].as_array().into_iter().flatten() {
-            let ip = ip["ip"]
-                .as_str()
-                .with_context(|| key_of(&pod).unwrap_or_default());
+            let ip = ip["ip"].as_str().with_context(|| key_of(&pod).unwrap_or_default());
             all.insert(ip?.parse()?);
         }
     }

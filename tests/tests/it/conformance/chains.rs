@@ -78,9 +78,7 @@ fn parse(save: &str) -> Chains {
             table = name;
         } else if let Some(chain) = line.strip_prefix(':') {
             let name = chain.split(' ').next().unwrap_or_default();
-            chains
-                .entry((table.to_owned(), name.to_owned()))
-                .or_default();
+            chains.entry((table.to_owned(), name.to_owned())).or_default();
         } else if let Some(rule) = line.strip_prefix("-A ") {
             let (name, rule) = rule.split_once(' ').unwrap_or((rule, ""));
             let rules = chains.entry((table.to_owned(), name.to_owned()));
@@ -127,10 +125,8 @@ fn is_ours(name: &str) -> bool {
 fn differences(theirs: &Chains, ours: &Chains) -> Vec<String> {
     let names: BTreeSet<_> = theirs.keys().chain(ours.keys()).collect();
     let others = ours.iter().filter(|((_, name), _)| !is_ours(name));
-    let jumps: BTreeSet<&str> = others
-        .flat_map(|(_, rules)| rules)
-        .filter_map(|rule| jump(rule))
-        .collect();
+    let jumps: BTreeSet<&str> =
+        others.flat_map(|(_, rules)| rules).filter_map(|rule| jump(rule)).collect();
     let difference = |id: &(String, String)| {
         let (table, name) = id;
         match (theirs.get(id), ours.get(id)) {

@@ -37,9 +37,7 @@ impl Change {
     fn step(mut self, number: u16, objects: impl IntoIterator<Item = Value>) -> Self {
         let name = format!("{}, step {}", self.name, self.steps.len() + 1);
         self.steps.push(Step {
-            scenario: Scenario::new(name)
-                .objects(objects)
-                .everybody(number, &At::ALL),
+            scenario: Scenario::new(name).objects(objects).everybody(number, &At::ALL),
             gone: Vec::new(),
             kept: Vec::new(),
         });

@@ -45,11 +45,7 @@ impl Compared<'_> {
             reported(&self.kplane),
             self.scenario.words,
             crate::conformance::run::ONLY_VAR,
-            self.scenario
-                .name
-                .split(", step")
-                .next()
-                .unwrap_or_default(),
+            self.scenario.name.split(", step").next().unwrap_or_default(),
             self.mode.name(),
         )
     }

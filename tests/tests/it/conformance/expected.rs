@@ -57,10 +57,7 @@ pub(crate) const DIFFERENCES: &[Difference] = &[
         fits: |compared| {
             compared.scenario.name.starts_with("A18 F4 scaled to zero")
                 && compared.packet.question.protocol == Protocol::Udp
-                && compared
-                    .kube_proxy
-                    .iter()
-                    .all(|end| matches!(end, End::Hit { .. }))
+                && compared.kube_proxy.iter().all(|end| matches!(end, End::Hit { .. }))
                 && is_unserved(compared)
         },
     },

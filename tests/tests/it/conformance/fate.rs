@@ -122,10 +122,7 @@ impl Packet {
 impl fmt::Display for Packet {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.question.fmt(f)?;
-        let usual = self
-            .question
-            .client
-            .source(Family::of(self.question.source));
+        let usual = self.question.client.source(Family::of(self.question.source));
         if self.question.source != usual {
             write!(f, " from {}", self.question.source)?;
         }

@@ -17,10 +17,7 @@ const FIRST: u16 = 10;
 /// All of them. Each is asked by everybody with its own settings, and with the usual ones.
 pub(crate) fn scenarios() -> Vec<Scenario> {
     let all = choices(SEED, 0);
-    (FIRST..)
-        .zip(all)
-        .map(|(number, choice)| scenario(choice, number))
-        .collect()
+    (FIRST..).zip(all).map(|(number, choice)| scenario(choice, number)).collect()
 }
 
 fn scenario(choice: Choice, number: u16) -> Scenario {

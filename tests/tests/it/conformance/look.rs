@@ -73,9 +73,7 @@ pub(crate) fn play(scene: &Scene<'_>, packets: &[Packet], effort: Effort) -> Res
     // SCTP is seen by captures, which must not overflow with other packets.
     for sctp in [false, true] {
         let is_ours = |p: &Packet| (p.question.protocol == Protocol::Sctp) == sctp;
-        let ours: Vec<usize> = (0..packets.len())
-            .filter(|n| is_ours(&packets[*n]))
-            .collect();
+        let ours: Vec<usize> = (0..packets.len()).filter(|n| is_ours(&packets[*n])).collect();
         let next = AtomicUsize::new(0);
         let work = || -> Result<()> {
             while let Some(n) = ours.get(next.fetch_add(1, Ordering::Relaxed)) {
@@ -87,9 +85,7 @@ pub(crate) fn play(scene: &Scene<'_>, packets: &[Packet], effort: Effort) -> Res
         thread::scope(|scope| {
             let threads: Vec<_> = (0..THREADS).map(|_| scope.spawn(work)).collect();
             threads.into_iter().try_for_each(|thread| {
-                thread
-                    .join()
-                    .map_err(|_| anyhow::anyhow!("a thread panicked"))?
+                thread.join().map_err(|_| anyhow::anyhow!("a thread panicked"))?
             })
         })?;
     }
@@ -188,10 +184,7 @@ impl Captures {
     fn open(scene: &Scene<'_>) -> Result<Self> {
         let pod = |name: &str| Capture::open(scene.net.pod(name)?);
         Ok(Self {
-            pods: ["a", "b", "c"]
-                .into_iter()
-                .map(pod)
-                .collect::<Result<_>>()?,
+            pods: ["a", "b", "c"].into_iter().map(pod).collect::<Result<_>>()?,
             fabric: Capture::open(scene.fabric)?,
         })
     }
@@ -240,17 +233,10 @@ impl Captures {
 
     /// Takes note of what was captured.
     fn drain(&self, sent: &mut [Sent]) -> Result<()> {
-        for (capture, is_pod) in self
-            .pods
-            .iter()
-            .map(|pod| (pod, true))
-            .chain([(&self.fabric, false)])
+        for (capture, is_pod) in
+            self.pods.iter().map(|pod| (pod, true)).chain([(&self.fabric, false)])
         {
-            for packet in capture
-                .drain()?
-                .into_iter()
-                .filter(|packet| !packet.outgoing)
-            {
+            for packet in capture.drain()?.into_iter().filter(|packet| !packet.outgoing) {
                 let Some(sent) = sent.iter_mut().find(|sent| sent.is(&packet)) else {
                     continue;
                 };

@@ -132,12 +132,8 @@ fn families_and_protocols() -> Vec<Scenario> {
         }
     }
     vec![
-        Scenario::new("A2 only IPv4")
-            .objects(single(603, 0))
-            .everybody(603, &At::ALL),
-        Scenario::new("A2 only IPv6")
-            .objects(single(604, 1))
-            .everybody(604, &At::ALL),
+        Scenario::new("A2 only IPv4").objects(single(603, 0)).everybody(603, &At::ALL),
+        Scenario::new("A2 only IPv6").objects(single(604, 1)).everybody(604, &At::ALL),
         Scenario::new("A3 a port is one Service port in TCP and another in UDP")
             .objects(objects)
             .everybody(605, &[At::ClusterIp, At::NodePort]),
@@ -165,10 +161,8 @@ fn external() -> Vec<Scenario> {
         }
     }
     let ingress = |number, ingress: &dyn Fn(&str) -> Value| {
-        let entries: Vec<Value> = addresses(number, At::LoadBalancer)
-            .iter()
-            .map(|ip| ingress(ip))
-            .collect();
+        let entries: Vec<Value> =
+            addresses(number, At::LoadBalancer).iter().map(|ip| ingress(ip)).collect();
         let service = with(
             everywhere(number),
             "/status/loadBalancer/ingress",
@@ -469,14 +463,12 @@ fn unused() -> Vec<Scenario> {
             ));
         }
     }
-    let deaf = with_pods(everywhere(681), &["a", "c"])
-        .into_iter()
-        .map(|mut object| {
-            for port in entries(&mut object["ports"]) {
-                port["port"] = json!(9);
-            }
-            object
-        });
+    let deaf = with_pods(everywhere(681), &["a", "c"]).into_iter().map(|mut object| {
+        for port in entries(&mut object["ports"]) {
+            port["port"] = json!(9);
+        }
+        object
+    });
     vec![
         ports.always(),
         unallocated.always(),
@@ -539,9 +531,7 @@ type Sliced = (u16, &'static str, Vec<Value>);
 /// A27, A28, A30, B7: how slices are written.
 fn odd_slices() -> Vec<Scenario> {
     let scenario = |(number, name, objects): Sliced| {
-        Scenario::new(name)
-            .objects(objects)
-            .everybody(number, &At::ALL)
+        Scenario::new(name).objects(objects).everybody(number, &At::ALL)
     };
     let cases = [repeated(), odd_ports(), odd_conditions()].concat();
     let mut all: Vec<Scenario> = cases.into_iter().map(scenario).collect();
@@ -624,10 +614,7 @@ fn odd_ports() -> Vec<Sliced> {
                     .as_array_mut()
                     .into_iter()
                     .for_each(|ips| ips.push(more.clone()));
-                slice["endpoints"]
-                    .as_array_mut()
-                    .into_iter()
-                    .for_each(|all| all.truncate(1));
+                slice["endpoints"].as_array_mut().into_iter().for_each(|all| all.truncate(1));
             }),
         ),
         (
@@ -888,9 +875,8 @@ fn strangers() -> Vec<Scenario> {
         if client != Client::Outside {
             to.extend(["a", "b", "c"].map(|pod| ep(pod).address(family).ip()));
         }
-        for (ip, protocol) in to
-            .iter()
-            .flat_map(|ip| [Protocol::Tcp, Protocol::Udp].map(|p| (*ip, p)))
+        for (ip, protocol) in
+            to.iter().flat_map(|ip| [Protocol::Tcp, Protocol::Udp].map(|p| (*ip, p)))
         {
             scenario =
                 scenario.packet(Question::new(client, protocol, SocketAddr::new(ip, TARGET)));

@@ -108,9 +108,7 @@ impl Proxy {
             Self::KubeProxy => cluster.programs().command("kube-proxy"),
             Self::Kplane => {
                 let mut agent = Command::new(node_agent()?);
-                agent
-                    .arg("--standalone")
-                    .args(["--status-bind-address", "", "--cache-dir", ""]);
+                agent.arg("--standalone").args(["--status-bind-address", "", "--cache-dir", ""]);
                 agent.arg("--kubeconfig").arg(cluster.kubeconfig());
                 if configuration.compat {
                     agent.args(["--iptables-layout", "compat"]);

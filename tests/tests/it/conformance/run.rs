@@ -193,10 +193,7 @@ impl Bench {
         tally: &mut Tally,
     ) -> Result<()> {
         let open = |proxy| Stand::open(proxy, &self.api, configuration);
-        let mut stands = Proxy::BOTH
-            .into_iter()
-            .map(open)
-            .collect::<Result<Vec<_>>>()?;
+        let mut stands = Proxy::BOTH.into_iter().map(open).collect::<Result<Vec<_>>>()?;
         self.synced(&mut stands, tally)?;
         self.until_zones_are_known(&mut stands, configuration, tally)?;
         if configuration.compat {
@@ -390,10 +387,8 @@ impl Tally {
 
     fn add(&mut self, round: &str, scenarios: &[&Scenario], compared: &[Compared<'_>]) {
         for scenario in scenarios {
-            let ours: Vec<_> = compared
-                .iter()
-                .filter(|c| c.scenario.name == scenario.name)
-                .collect();
+            let ours: Vec<_> =
+                compared.iter().filter(|c| c.scenario.name == scenario.name).collect();
             let mut ids: Vec<&str> = Vec::new();
             let mut wrong = 0;
             for one in &ours {
@@ -439,12 +434,8 @@ impl Tally {
 
     /// Fails when something differs that should not, or no longer differs though it is said to.
     fn judge(&self, complete: bool) -> Result<()> {
-        let reported: Vec<&str> = self
-            .unexpected
-            .iter()
-            .take(REPORTED)
-            .map(String::as_str)
-            .collect();
+        let reported: Vec<&str> =
+            self.unexpected.iter().take(REPORTED).map(String::as_str).collect();
         ensure!(
             reported.is_empty(),
             "{} packets meet another fate with kplane:\n{}",

@@ -58,10 +58,7 @@ impl Scenario {
 
     /// The same of some clients.
     pub(crate) fn clients(mut self, number: u16, places: &[At], clients: &[Client]) -> Self {
-        for (at, client) in places
-            .iter()
-            .flat_map(|at| clients.iter().map(move |c| (*at, *c)))
-        {
+        for (at, client) in places.iter().flat_map(|at| clients.iter().map(move |c| (*at, *c))) {
             for family in Family::ALL {
                 let to = svc(number).address(at, family, client.node());
                 for protocol in [Protocol::Tcp, Protocol::Udp] {
@@ -96,15 +93,11 @@ pub(crate) fn admissible(mut object: Value) -> Value {
     let number = number(&object);
     let spec = &mut object["spec"];
     let balancer = spec["type"] == json!("LoadBalancer");
-    let external = spec["externalIPs"]
-        .as_array()
-        .is_some_and(|ips| !ips.is_empty());
+    let external = spec["externalIPs"].as_array().is_some_and(|ips| !ips.is_empty());
     let accessible = balancer || spec["type"] == json!("NodePort") || external;
     let ports = spec["ports"].as_array();
     let has_node_ports = ports.is_some_and(|ports| {
-        ports
-            .iter()
-            .any(|p| p["nodePort"] != json!(0) && !p["nodePort"].is_null())
+        ports.iter().any(|p| p["nodePort"] != json!(0) && !p["nodePort"].is_null())
     });
     if spec["ipFamilies"].as_array().map(Vec::len) == Some(2) {
         spec["ipFamilyPolicy"] = json!("RequireDualStack");

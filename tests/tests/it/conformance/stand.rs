@@ -81,9 +81,7 @@ impl Stand {
         }
         for number in NODES {
             let name = node_name(number);
-            let host = world
-                .topology
-                .add_host_pod(&name, &format!("host-{number}"))?;
+            let host = world.topology.add_host_pod(&name, &format!("host-{number}"))?;
             for protocol in [Protocol::Tcp, Protocol::Udp] {
                 host.serve(protocol, TARGET)?;
             }
@@ -135,9 +133,8 @@ impl Stand {
     /// Waits until all nodes serve a Service that was made after everything that counts.
     pub(crate) fn wait(&self, sentinel: u16) -> Result<()> {
         let families = Family::ALL.map(|family| svc(sentinel).address(At::ClusterIp, family, 1));
-        for ((number, (_, log)), to) in (1..)
-            .zip(&self.proxies)
-            .flat_map(|proxy| families.map(|to| (proxy, to)))
+        for ((number, (_, log)), to) in
+            (1..).zip(&self.proxies).flat_map(|proxy| families.map(|to| (proxy, to)))
         {
             let what = format!(
                 "{} on node-{number} serves the last Service",
@@ -259,8 +256,7 @@ impl Stand {
         sources.sort_unstable();
         sources.dedup();
         for ip in sources {
-            node.netlink()
-                .add_address(LINK, ip, Cidr::single(ip).prefix_len())?;
+            node.netlink().add_address(LINK, ip, Cidr::single(ip).prefix_len())?;
         }
         Ok(())
     }

@@ -49,9 +49,7 @@ fn rebooted(cluster: &RealCluster) -> Result<()> {
 /// control plane forgets it after ten minutes.
 pub(crate) fn come_and_gone(cluster: &RealCluster, load: &Load) -> Result<()> {
     cluster.add_node(3)?;
-    cluster
-        .api()
-        .apply(&real::pod("default", "third", "node-3"))?;
+    cluster.api().apply(&real::pod("default", "third", "node-3"))?;
     verified(cluster, &["node-1", "node-2", "node-3"])?;
     cluster.wait_for_pods("default", "app=third", 1)?;
     reached(cluster, "default/third", "web")?;

@@ -58,9 +58,7 @@ fn checked(cluster: &RealCluster) -> Result<()> {
         ensure!(text.contains(expected), "{code:?}, no {expected:?}: {text}");
     }
     let pods = cluster.api().list("Pod", Some("kube-system"))?;
-    let left = pods
-        .iter()
-        .any(|pod| pod.to_string().contains("kplane-check"));
+    let left = pods.iter().any(|pod| pod.to_string().contains("kplane-check"));
     ensure!(!left, "{pods:?}");
     Ok(())
 }
@@ -82,9 +80,7 @@ fn installed(cluster: &RealCluster) -> Result<()> {
     // Canaries have answered.
     eventually(DEADLINE, "no node has the taint", || {
         let nodes = cluster.api().list("Node", None)?;
-        let tainted = nodes
-            .iter()
-            .filter(|node| node["spec"].to_string().contains(TAINT));
+        let tainted = nodes.iter().filter(|node| node["spec"].to_string().contains(TAINT));
         ensure!(tainted.count() == 0);
         Ok(())
     })

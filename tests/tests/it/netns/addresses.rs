@@ -147,10 +147,7 @@ pub(crate) fn a15_endpoints_with_the_nodes_address_are_reached_by_everybody() ->
     let local = svc(2).everywhere().internal_local().external_local();
     let local = local.endpoints([endpoint.clone()]);
     world.replace(&[service.clone(), local.clone()])?;
-    for (svc, at) in [&service, &local]
-        .into_iter()
-        .flat_map(|s| At::ALL.map(|at| (s, at)))
-    {
+    for (svc, at) in [&service, &local].into_iter().flat_map(|s| At::ALL.map(|at| (s, at))) {
         for client in Client::ALL {
             // Where no endpoint is, policy Local is tested elsewhere.
             if client == Client::PodThere && *svc == local {
@@ -175,10 +172,7 @@ pub(crate) fn a3_the_same_port_of_other_protocols_is_independent() -> Result<()>
     let tcp = svc(1).everywhere().only(Protocol::Tcp).endpoints([ep("a")]);
     let udp = svc(1).everywhere().only(Protocol::Udp).endpoints([ep("b")]);
     let world = World::serving(Setup::PodRanges, &[tcp.clone(), udp])?;
-    for (at, family) in At::ALL
-        .into_iter()
-        .flat_map(|at| Family::ALL.map(|f| (at, f)))
-    {
+    for (at, family) in At::ALL.into_iter().flat_map(|at| Family::ALL.map(|f| (at, f))) {
         let to = tcp.address(at, family, 1);
         for (protocol, pod) in [(client::Protocol::Tcp, "a"), (client::Protocol::Udp, "b")] {
             let reply = Probe::new(protocol, to).reply(world.net.ns(Client::PodHere)?);

@@ -92,9 +92,8 @@ pub(crate) fn a11_a_client_stays_at_its_endpoint_at_all_addresses() -> Result<()
 
 /// A choice belongs to one ServicePort and one client.
 pub(crate) fn a11_protocols_and_clients_choose_apart() -> Result<()> {
-    let services: Vec<Svc> = (1..12)
-        .map(|number| svc(number).sticky(LONG).endpoints(all()))
-        .collect();
+    let services: Vec<Svc> =
+        (1..12).map(|number| svc(number).sticky(LONG).endpoints(all())).collect();
     let world = World::serving(Setup::PodRanges, &services)?;
     for family in Family::ALL {
         let mut chosen = BTreeSet::new();
@@ -118,11 +117,7 @@ pub(crate) fn a11_protocols_and_clients_choose_apart() -> Result<()> {
 fn remaining(ns: &NetNs, family: Family) -> Result<Vec<u64>> {
     let objects = objects(ns, family)?;
     let maps = objects.iter().filter_map(|object| object.get("map"));
-    let ours = maps.filter(|map| {
-        map["name"]
-            .as_str()
-            .is_some_and(|n| n.starts_with("affinity-"))
-    });
+    let ours = maps.filter(|map| map["name"].as_str().is_some_and(|n| n.starts_with("affinity-")));
     let elements = ours.filter_map(|map| map["elem"].as_array()).flatten();
     let expires = elements.map(|element| {
         let element = element[0]["elem"]["expires"].as_u64();
@@ -206,11 +201,8 @@ pub(crate) fn a11_an_endpoint_that_goes_lets_its_clients_go() -> Result<()> {
         .map(|to| (protocol, to))
     };
     for gone in ["a", "b", "c", "a", "b", "c"] {
-        let rest: Vec<Ep> = ["a", "b", "c"]
-            .into_iter()
-            .filter(|name| *name != gone)
-            .map(ep)
-            .collect();
+        let rest: Vec<Ep> =
+            ["a", "b", "c"].into_iter().filter(|name| *name != gone).map(ep).collect();
         world.update(&[service.clone().endpoints(rest)])?;
         for (family, protocol) in service.variants() {
             let gone = ep(gone).address(family);
@@ -284,14 +276,8 @@ pub(crate) fn a11_a16_a_local_policy_remembers_among_local_endpoints() -> Result
 /// The destination that a packet had decides what is remembered, not its port alone.
 pub(crate) fn a11_a_node_port_and_another_services_port_of_the_same_number_are_kept_apart()
 -> Result<()> {
-    let sticky = svc(1)
-        .everywhere()
-        .sticky(LONG)
-        .endpoints([ep("a"), ep("b")]);
-    let other = svc(2)
-        .everywhere()
-        .on_port(sticky.node_port())
-        .endpoints([ep("c")]);
+    let sticky = svc(1).everywhere().sticky(LONG).endpoints([ep("a"), ep("b")]);
+    let other = svc(2).everywhere().on_port(sticky.node_port()).endpoints([ep("c")]);
     let world = World::serving(Setup::PodRanges, &[sticky.clone(), other.clone()])?;
     for (family, protocol) in sticky.variants() {
         let ask = |to| endpoint(&world.net, Client::Outside, protocol, to);
@@ -335,11 +321,7 @@ pub(crate) fn a11_affinity_comes_and_goes_without_a_failed_connection() -> Resul
 /// A machine may save our table while clients are remembered, and boot with it.
 pub(crate) fn a11_what_is_remembered_is_printed_and_loads_again() -> Result<()> {
     need_loading()?;
-    let service = svc(1)
-        .everywhere()
-        .external_local()
-        .sticky(LONG)
-        .endpoints(all());
+    let service = svc(1).everywhere().external_local().sticky(LONG).endpoints(all());
     let mut world = World::serving(Setup::PodRanges, slice::from_ref(&service))?;
     let homes = |world: &World| -> Result<Vec<SocketAddr>> {
         let homes = service.variants().map(|(family, protocol)| {

@@ -112,10 +112,7 @@ pub(crate) fn endpoints_come_and_go_without_a_failed_connection() -> Result<()> 
 
 /// Everything about a Service changes but its endpoints.
 pub(crate) fn other_properties_change_without_a_failed_connection() -> Result<()> {
-    let service = svc(1)
-        .everywhere()
-        .only(Protocol::Tcp)
-        .endpoints(["a", "b"].map(ep));
+    let service = svc(1).everywhere().only(Protocol::Tcp).endpoints(["a", "b"].map(ep));
     let mut world = World::serving(Setup::PodRanges, slice::from_ref(&service))?;
     let internal = |svc: Svc| svc.only(Protocol::Tcp).endpoints(["a", "b"].map(ep));
     let variants = [
@@ -123,9 +120,7 @@ pub(crate) fn other_properties_change_without_a_failed_connection() -> Result<()
         internal(svc(1).reached(At::NodePort)),
         service.clone().external_local(),
         service.clone().internal_local(),
-        service
-            .clone()
-            .ranges(cidrs(&["192.0.2.0/24", "2001:db8::/32"])?),
+        service.clone().ranges(cidrs(&["192.0.2.0/24", "2001:db8::/32"])?),
         service.clone(),
     ];
     let always = [
@@ -141,9 +136,7 @@ pub(crate) fn other_properties_change_without_a_failed_connection() -> Result<()
         world.update(slice::from_ref(variant))?;
         loads.progress(3)?;
         if !cuts {
-            session
-                .echo(DEADLINE)
-                .with_context(|| format!("{variant:?}"))?;
+            session.echo(DEADLINE).with_context(|| format!("{variant:?}"))?;
         }
     }
     loads.none_lost()
@@ -255,19 +248,13 @@ pub(crate) fn servers_stop_after_and_start_before_their_endpoints() -> Result<()
     let mut world = World::new(Setup::PodRanges)?;
     let (mut old, mut new) = (9001, 9002);
     for pod in ["a", "b"] {
-        world
-            .topology
-            .pod_mut(pod)?
-            .serve(client::Protocol::Tcp, old)?;
+        world.topology.pod_mut(pod)?.serve(client::Protocol::Tcp, old)?;
     }
     world.replace(&[on(&["a", "b"], old)])?;
     let loads = Loads::start(&world, &service, &EVERYBODY)?;
     for _ in 0..10 {
         for pod in ["a", "b"] {
-            world
-                .topology
-                .pod_mut(pod)?
-                .serve(client::Protocol::Tcp, new)?;
+            world.topology.pod_mut(pod)?.serve(client::Protocol::Tcp, new)?;
         }
         world.update(&[on(&["a", "b"], new)])?;
         // Whoever was on its way when the endpoints changed has arrived after this.

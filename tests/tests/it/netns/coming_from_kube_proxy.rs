@@ -123,9 +123,7 @@ pub(crate) fn i4_rules_of_kubelet_and_others_stay_as_they_were() -> Result<()> {
     let all = [Mode::Legacy, Mode::Nft].map(|mode| Family::ALL.map(|family| (mode, family)));
     let all = all.as_flattened();
     let list = || -> Result<Vec<Vec<String>>> {
-        all.iter()
-            .map(|(mode, family)| mode.save(&node, *family))
-            .collect()
+        all.iter().map(|(mode, family)| mode.save(&node, *family)).collect()
     };
     for (mode, family) in all {
         mode.restore(&node, *family, OTHERS)?;

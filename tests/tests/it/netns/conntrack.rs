@@ -329,9 +329,7 @@ pub(crate) fn f4_node_ports_served_after_the_first_packet() -> Result<()> {
     world.update(&[service.clone().reached(At::NodePort)])?;
     all_reach(&callers, "a")?;
     world.update(&[service])?;
-    callers
-        .iter()
-        .try_for_each(|caller| caller.reaches("!refused"))
+    callers.iter().try_for_each(|caller| caller.reaches("!refused"))
 }
 
 /// F4: nothing is left to which a flow could be moved, and it ends all the same.
@@ -342,9 +340,7 @@ pub(crate) fn f4_a_service_without_endpoints_has_no_flows() -> Result<()> {
     let callers = Caller::all(&world, &service, &EVERYBODY, &At::ALL)?;
     all_reach(&callers, "a")?;
     world.update(slice::from_ref(&service))?;
-    callers
-        .iter()
-        .try_for_each(|caller| caller.reaches("!refused"))?;
+    callers.iter().try_for_each(|caller| caller.reaches("!refused"))?;
     world.update(&[full])?;
     all_reach(&callers, "a")
 }
@@ -380,9 +376,7 @@ fn flows_to(world: &World, places: &[SocketAddr]) -> Result<BTreeSet<Identity>> 
     let mut found = BTreeSet::new();
     for family in Family::ALL {
         let flows = flows(world.node(1)?, family)?;
-        let ours = flows
-            .iter()
-            .filter(|flow| places.contains(&flow.original.destination));
+        let ours = flows.iter().filter(|flow| places.contains(&flow.original.destination));
         found.extend(ours.map(identity));
     }
     Ok(found)
@@ -624,9 +618,7 @@ pub(crate) fn nobody_is_left_behind_by_many_changes() -> Result<()> {
 pub(crate) fn the_engine_cleans_up_and_reports_it() -> Result<()> {
     let world = World::without_agents()?;
     let node = world.node(1)?.clone();
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()?;
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let kind = UnderTest::current()?.kind();
     let engine = engine(kind, node, NodeSettings::default(), Settings::default());
     let engine = runtime.block_on(engine)?;
@@ -637,14 +629,7 @@ pub(crate) fn the_engine_cleans_up_and_reports_it() -> Result<()> {
         let (update, _) = collect(&plane, &node_name(1), &mut cursor)?;
         runtime.block_on(submit(&engine, update)).map(drop)
     };
-    let looks = || -> u64 {
-        engine
-            .conntrack()
-            .totals()
-            .iter()
-            .map(ConntrackTotals::looks)
-            .sum()
-    };
+    let looks = || -> u64 { engine.conntrack().totals().iter().map(ConntrackTotals::looks).sum() };
     let service = svc(1).only(Protocol::Udp).reached(At::LoadBalancer);
     let with = |pod: &str| service.clone().endpoints([ep(pod)]);
     let tcp = |pod: &str| svc(2).only(Protocol::Tcp).endpoints([ep(pod)]);

@@ -115,11 +115,9 @@ impl Cluster {
         }
         let folder = tempfile::tempdir()?;
         fs::write(folder.path().join("all.yaml"), manifests())?;
-        let places = replicas.iter().map(|(_, ip, _)| {
-            format!("{ip}:{STATUS_PORT}")
-                .parse()
-                .map_err(anyhow::Error::msg)
-        });
+        let places = replicas
+            .iter()
+            .map(|(_, ip, _)| format!("{ip}:{STATUS_PORT}").parse().map_err(anyhow::Error::msg));
         let flags = PeerFlags {
             peers: if replicas.len() > 1 {
                 places.collect::<Result<_>>()?
@@ -234,9 +232,8 @@ impl Load {
                     while !stop.load(Ordering::Relaxed) {
                         let began = Instant::now();
                         if !matches!(probe.here(), Outcome::Reply(_)) {
-                            let mut last = failed
-                                .lock()
-                                .unwrap_or_else(std::sync::PoisonError::into_inner);
+                            let mut last =
+                                failed.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
                             *last = last.max(Some(began));
                         }
                         std::thread::sleep(Duration::from_millis(5));
@@ -255,18 +252,13 @@ impl Load {
     }
 
     fn last_failure(&self) -> Option<Instant> {
-        *self
-            .failed
-            .lock()
-            .unwrap_or_else(std::sync::PoisonError::into_inner)
+        *self.failed.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 
     fn end(self) -> Result<()> {
         self.stop.store(true, Ordering::Relaxed);
         for thread in self.threads {
-            thread
-                .join()
-                .map_err(|_| anyhow::anyhow!("a client panicked"))??;
+            thread.join().map_err(|_| anyhow::anyhow!("a client panicked"))??;
         }
         Ok(())
     }
@@ -321,9 +313,7 @@ pub(crate) fn to_observe_a_dead_node_changes_nothing() -> Result<()> {
     cluster.suspects(&[VICTIM])?;
     let issues = cluster.hub.issues();
     ensure!(
-        issues
-            .iter()
-            .any(|issue| issue.reason.contains("--dead-node act")),
+        issues.iter().any(|issue| issue.reason.contains("--dead-node act")),
         "{issues:?}"
     );
     cluster.set_link(port_of(VICTIM), true)?;
@@ -339,16 +329,12 @@ pub(crate) fn a_control_plane_that_is_cut_off_suspects_nobody() -> Result<()> {
     let holds = |wanted: bool| {
         eventually(DEADLINE, "many streams are silent, or none", || {
             let issues = cluster.hub.issues();
-            let holds = issues
-                .iter()
-                .any(|issue| issue.reason.contains("none is suspected"));
+            let holds = issues.iter().any(|issue| issue.reason.contains("none is suspected"));
             ensure!(holds == wanted, "{issues:?}");
             Ok(())
         })
     };
-    let nodes = [1, 2]
-        .map(|node| node_ip(node, Family::V4).to_string())
-        .join(", ");
+    let nodes = [1, 2].map(|node| node_ip(node, Family::V4).to_string()).join(", ");
     let cut = format!(
         "table inet cut {{\nchain in {{\ntype filter hook input priority 0;\nip saddr {{ {nodes} }} drop\n}}\n}}"
     );
@@ -375,9 +361,7 @@ pub(crate) fn a_node_without_its_agent_is_not_dead() -> Result<()> {
     eventually(DEADLINE, "two of four are too many at once", || {
         let issues = cluster.hub.issues();
         ensure!(
-            issues
-                .iter()
-                .any(|issue| issue.reason.contains("none is suspected")),
+            issues.iter().any(|issue| issue.reason.contains("none is suspected")),
             "{issues:?}"
         );
         Ok(())
@@ -435,9 +419,7 @@ pub(crate) fn agents_that_move_to_another_replica_are_not_lost() -> Result<()> {
     eventually(DEADLINE, "the dead node", || {
         let issues = cluster.hub.issues();
         let is_held = |reason: &str| reason.contains("none is suspected");
-        held = held
-            .take()
-            .or(issues.iter().find(|issue| is_held(&issue.reason)).cloned());
+        held = held.take().or(issues.iter().find(|issue| is_held(&issue.reason)).cloned());
         match cluster.hub.suspects.now().nodes.len() {
             1 => Ok(()),
             number => Err(number.to_string()),

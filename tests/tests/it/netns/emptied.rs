@@ -69,9 +69,7 @@ fn run(config: Config, load: Option<&Load>, wanted: impl Fn(&Report) -> bool) ->
     let reports = agent.reports();
     eventually(DEADLINE, "the report", || {
         let report = reports.borrow().clone();
-        wanted(&report)
-            .then_some(())
-            .ok_or_else(|| format!("{report:?}"))
+        wanted(&report).then_some(()).ok_or_else(|| format!("{report:?}"))
     })?;
     if let Some(load) = load {
         let goal = load.report().ok() + 20;
@@ -110,20 +108,15 @@ pub(crate) fn a_start_beside_an_emptied_folder_cuts_nobody_off() -> Result<()> {
 
     fs::remove_file(&file)?;
     let kept = |report: &Report| {
-        let held = report
-            .keeps
-            .as_ref()
-            .is_some_and(|held| held.services == SERVICES);
+        let held = report.keeps.as_ref().is_some_and(|held| held.services == SERVICES);
         applied(report) && held
     };
     start(&cache, Some(&load), &kept)?;
     session.echo(DEADLINE)?;
     // Without memory nobody can tell which these are: nothing is touched.
     let untouched = |report: &Report| {
-        let untouched = report
-            .keeps
-            .as_ref()
-            .is_some_and(kp_nodeagent::desired::Held::is_untouched);
+        let untouched =
+            report.keeps.as_ref().is_some_and(kp_nodeagent::desired::Held::is_untouched);
         report.applied.is_none() && untouched
     };
     start("", Some(&load), &untouched)?;

@@ -76,11 +76,7 @@ pub(crate) fn generated_cases_meet_the_fate_that_the_rules_say() -> Result<()> {
     let all = choices(seed, cases);
     let mut wrong = Vec::new();
     for setup in Setup::ALL {
-        let ours: Vec<Choice> = all
-            .iter()
-            .copied()
-            .filter(|c| c.case().setup == setup)
-            .collect();
+        let ours: Vec<Choice> = all.iter().copied().filter(|c| c.case().setup == setup).collect();
         for batch in ours.chunks(BATCH) {
             let plays = (1..).zip(batch).map(|(number, choice)| Play {
                 number,
@@ -120,12 +116,7 @@ fn report(wrong: &[String], cases: usize, seed: &str) -> Result<()> {
         wrong.is_empty(),
         "{} of {cases} cases ({seed}) met another fate:\n{}",
         wrong.len(),
-        wrong
-            .iter()
-            .take(REPORTED)
-            .cloned()
-            .collect::<Vec<_>>()
-            .join("\n")
+        wrong.iter().take(REPORTED).cloned().collect::<Vec<_>>().join("\n")
     );
     Ok(())
 }
@@ -174,9 +165,7 @@ fn ask_kernel(world: &World, play: Play, fate: &Fate) -> Result<()> {
         return Ok(());
     }
     let at = case.address(play.number);
-    let node = world
-        .topology
-        .node(&format!("node-{}", case.asker.client().node()))?;
+    let node = world.topology.node(&format!("node-{}", case.asker.client().node()))?;
     let protocol = case.protocol;
     let target = match node.ips().contains(&at.ip()) {
         true => PacketTarget::NodePort {
@@ -187,9 +176,7 @@ fn ask_kernel(world: &World, play: Play, fate: &Fate) -> Result<()> {
         false => PacketTarget::Address { at, protocol },
     };
     let kind = UnderTest::current()?.kind();
-    let state = node
-        .ns()
-        .run(|| kind.look_up(target).map_err(|error| anyhow!("{error}")))?;
+    let state = node.ns().run(|| kind.look_up(target).map_err(|error| anyhow!("{error}")))?;
     let inside = match case.asker {
         Asker::Outside => false,
         Asker::Node | Asker::NodeFromVip => true,
@@ -199,10 +186,8 @@ fn ask_kernel(world: &World, play: Play, fate: &Fate) -> Result<()> {
         Some(own) if inside => own,
         _ => &state.endpoints,
     };
-    let held: BTreeSet<SocketAddr> = listed
-        .iter()
-        .map(|to| SocketAddr::new(to.ip, to.port))
-        .collect();
+    let held: BTreeSet<SocketAddr> =
+        listed.iter().map(|to| SocketAddr::new(to.ip, to.port)).collect();
     let same = match fate {
         Fate::Reach { endpoints, .. } => held == *endpoints,
         Fate::Refused => held.is_empty() && state.refuses,
@@ -216,9 +201,7 @@ fn ask_kernel(world: &World, play: Play, fate: &Fate) -> Result<()> {
 /// All previous lives in one change, then all cases in another.
 fn program(cluster: &mut Cluster, plays: &[Play]) -> Result<()> {
     let lives = |choice: fn(&Play) -> Choice| {
-        let objects = plays
-            .iter()
-            .map(move |p| objects(&choice(p).case(), p.number));
+        let objects = plays.iter().map(move |p| objects(&choice(p).case(), p.number));
         objects.collect::<Vec<_>>().concat()
     };
     let (before, now) = (lives(|p| p.before), lives(|p| p.choice));
@@ -253,10 +236,7 @@ fn observe(net: &Net, plays: &[(Play, Expected)]) -> Result<Vec<String>> {
         };
         if let Err(error) = watcher.check() {
             let text = watcher.tell(&error);
-            wrong
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner)
-                .push(text);
+            wrong.lock().unwrap_or_else(PoisonError::into_inner).push(text);
         }
     };
     let (backend, check) = (UnderTest::current()?, &check);
@@ -311,9 +291,7 @@ fn is_one_way(case: &Case, expected: &Expected) -> bool {
         return false;
     };
     let remote = |pod: &SocketAddr| {
-        case.pods()
-            .iter()
-            .any(|p| p.node == 2 && p.address(case.family) == *pod)
+        case.pods().iter().any(|p| p.node == 2 && p.address(case.family) == *pod)
     };
     case.asker == Asker::Outside && case.protocol != Protocol::Sctp && endpoints.iter().any(remote)
 }

@@ -42,10 +42,7 @@ fn led(world: &mut World) -> Result<u64> {
 }
 
 pub(crate) fn a_service_changes_its_way_without_a_failed_connection() -> Result<()> {
-    let kernel = svc(1)
-        .everywhere()
-        .only(Protocol::Tcp)
-        .endpoints(["a", "b"].map(ep));
+    let kernel = svc(1).everywhere().only(Protocol::Tcp).endpoints(["a", "b"].map(ep));
     let mut world = World::serving(Setup::PodRanges, slice::from_ref(&kernel))?;
     ensure!(
         world.first()?.proxy().is_none(),
@@ -101,10 +98,7 @@ pub(crate) fn u37_only_the_service_that_asks_is_the_proxys() -> Result<()> {
     let to = half_dead.address(At::ClusterIp, Family::V4, 1);
     let answers = |_| ask(&world.net, Client::Node, Protocol::Tcp, to);
     let seen: Vec<Seen> = (0..CONNECTIONS).map(answers).collect::<Result<_>>()?;
-    let hits = seen
-        .iter()
-        .filter(|seen| matches!(seen, Seen::Hit { .. }))
-        .count();
+    let hits = seen.iter().filter(|seen| matches!(seen, Seen::Hit { .. })).count();
     ensure!(
         (1..CONNECTIONS).contains(&hits),
         "{hits}: the kernel tries once"
@@ -178,10 +172,7 @@ pub(crate) fn u17_u22_node_ports_on_loopback_addresses() -> Result<()> {
     // Policy Local counts for the node's own processes as well (K7); in mode iptables the kernel leads them to all.
     let elsewhere = svc(2).everywhere().external_local().endpoints([ep("c")]);
     let empty = svc(3).everywhere();
-    let both = svc(4)
-        .everywhere()
-        .external_local()
-        .endpoints([ep("a"), ep("c")]);
+    let both = svc(4).everywhere().external_local().endpoints([ep("a"), ep("c")]);
     let services = [&service, &elsewhere, &empty, &both].map(Svc::clone);
     let mut world = World::new(Setup::PodRanges)?;
     let first = world.first()?;
@@ -224,9 +215,7 @@ pub(crate) fn u17_u22_node_ports_on_loopback_addresses() -> Result<()> {
     }
     let off = |world: &World| {
         let setting = "/proc/sys/net/ipv4/conf/all/route_localnet";
-        world
-            .node(1)?
-            .run(|| Ok(std::fs::read_to_string(setting)?.trim() == "0"))
+        world.node(1)?.run(|| Ok(std::fs::read_to_string(setting)?.trim() == "0"))
     };
     ensure!(off(&world)? || is_kernels(Family::V4)?, "route_localnet");
     let first = world.first()?;

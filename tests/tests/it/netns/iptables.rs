@@ -133,10 +133,7 @@ pub(crate) fn c7_c8_dropped_and_local_packets_are_counted() -> Result<()> {
 
 /// C4: and chooses anew then.
 pub(crate) fn a11_a_client_is_forgotten_when_its_time_is_over() -> Result<()> {
-    let service = svc(1)
-        .only(Protocol::Tcp)
-        .endpoints(["a", "b", "c"].map(ep))
-        .sticky(1);
+    let service = svc(1).only(Protocol::Tcp).endpoints(["a", "b", "c"].map(ep)).sticky(1);
     let world = World::serving(Setup::PodRanges, slice::from_ref(&service))?;
     let to = service.address(At::ClusterIp, Family::V4, 1);
     let choice = || ask(&world.net, Client::Outside, Protocol::Tcp, to);

@@ -25,9 +25,7 @@ pub(crate) fn many_services_are_loaded_through_a_small_socket_buffer() -> Result
     if std::env::var_os(userns::FORCE_VAR).is_none() {
         let mut command = Command::new(std::env::current_exe()?);
         let this = "limits::many_services_are_loaded_through_a_small_socket_buffer";
-        command
-            .args(["netns", "--exact", this])
-            .env(userns::FORCE_VAR, "1");
+        command.args(["netns", "--exact", this]).env(userns::FORCE_VAR, "1");
         let printed = kplane_tests::process::output(command)?;
         ensure!(printed.contains("1 passed"), "{printed}");
         return Ok(());

@@ -118,11 +118,7 @@ impl Stage {
                 .collect::<Result<_>>()?;
             let mut wrong = Vec::new();
             for thread in asked {
-                wrong.extend(
-                    thread
-                        .join()
-                        .map_err(|_| anyhow::anyhow!("a probe panicked"))??,
-                );
+                wrong.extend(thread.join().map_err(|_| anyhow::anyhow!("a probe panicked"))??);
             }
             Ok(wrong)
         })
@@ -203,8 +199,7 @@ fn play(cases: &[Case]) -> Result<()> {
 /// Splits `in NAMESPACE: SPEC`, with the `spec` in YAML of one line. A ClusterNetworkPolicy is its `spec` alone.
 fn namespace_and_spec(policy: &str) -> (&str, &str) {
     let rest = policy.strip_prefix("in ");
-    rest.and_then(|rest| rest.split_once(": "))
-        .unwrap_or(("", policy))
+    rest.and_then(|rest| rest.split_once(": ")).unwrap_or(("", policy))
 }
 
 /// Returns the YAML of a policy that is written as [`namespace_and_spec`] says.
@@ -286,10 +281,8 @@ impl Question {
     fn parse(line: &str) -> Result<Vec<Self>> {
         let (question, expected) = line.split_once(' ').unwrap_or((line, ""));
         let mut parts = question.split('/');
-        let (from, to) = parts
-            .next()
-            .and_then(|ends| ends.split_once('>'))
-            .context(line.to_owned())?;
+        let (from, to) =
+            parts.next().and_then(|ends| ends.split_once('>')).context(line.to_owned())?;
         let (to, port) = to.split_once(':').unwrap_or((to, "8080"));
         let (mut protocol, mut families) = (Protocol::Tcp, Family::ALL.to_vec());
         for option in parts {

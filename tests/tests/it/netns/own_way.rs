@@ -158,9 +158,7 @@ pub(crate) fn a_service_at_the_control_planes_place_locks_no_agent_out() -> Resu
                     let right = report.counts.services == services
                         && report.applied.is_some()
                         && report.applied == report.held
-                        && reported
-                            .iter()
-                            .any(|why| why.contains("kplane's control plane"))
+                        && reported.iter().any(|why| why.contains("kplane's control plane"))
                             == failing;
                     ensure!(right, "{:?} {reported:?}", report.counts);
                     Ok(())
@@ -171,11 +169,7 @@ pub(crate) fn a_service_at_the_control_planes_place_locks_no_agent_out() -> Resu
             holds(2, refused_by_agent)?;
             // All streams break: the way back must not lead to the Service.
             drop(plane);
-            let gone = || {
-                (!connection.borrow().live)
-                    .then_some(())
-                    .ok_or("still there")
-            };
+            let gone = || (!connection.borrow().live).then_some(()).ok_or("still there");
             eventually(DEADLINE, "the agent has noticed", gone)?;
             let again = || self::plane(&control, folder.path(), &admission);
             let plane = eventually(DEADLINE, "a control plane again", again)?;

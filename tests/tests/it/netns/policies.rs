@@ -80,9 +80,7 @@ pub(crate) fn a18_a_local_policy_without_endpoints_anywhere_refuses() -> Result<
 
 pub(crate) fn a12_internal_policy_local_is_for_cluster_ips_only() -> Result<()> {
     let wants = [HERE_MASQUERADED, HERE, HERE, HERE_MASQUERADED];
-    let rows = [(At::ClusterIp, wants)]
-        .into_iter()
-        .chain(external([ALL_MASQUERADED; 4]));
+    let rows = [(At::ClusterIp, wants)].into_iter().chain(external([ALL_MASQUERADED; 4]));
     play(Setup::PodRanges, on_both_nodes().internal_local(), rows)
 }
 

@@ -220,9 +220,7 @@ pub(crate) fn servers_end_right_after_their_hooks_and_no_connection_fails() -> R
         write(folder.path(), [Is::Ready; 3])?;
         answered += 1;
         let latest = hub.departures.latest();
-        let mut departures = latest
-            .iter()
-            .filter(|(_, one)| one.pod == format!("web-{name}"));
+        let mut departures = latest.iter().filter(|(_, one)| one.pod == format!("web-{name}"));
         let last = departures.next_back().context("no record")?;
         ensure!(
             last.1.outcome() == LeavingOutcome::Gone && last.1.services == ["shop/web"],
@@ -261,10 +259,7 @@ pub(crate) fn hooks_are_answered_at_their_bound_at_the_latest() -> Result<()> {
     }
     let last_reason = || {
         let latest = hub.departures.latest();
-        latest
-            .last()
-            .map(|(_, one)| one.reason.clone())
-            .unwrap_or_default()
+        latest.last().map(|(_, one)| one.reason.clone()).unwrap_or_default()
     };
     let began = Instant::now();
     outcome(&node, b, "/gone?within=1s", "bound")?;
@@ -425,9 +420,7 @@ pub(crate) fn a_pod_that_serves_at_the_port_of_hooks_is_left_alone() -> Result<(
         let report = agents[0].report();
         let mut findings = report.findings.iter();
         let reported = findings.any(|one| one.text.contains(&format!("such as {b}")));
-        reported
-            .then_some(())
-            .ok_or_else(|| format!("{:?}", report.findings))
+        reported.then_some(()).ok_or_else(|| format!("{:?}", report.findings))
     })?;
     answers(&node, a)?;
     stop(&world, agents)

@@ -28,10 +28,7 @@ fn half_dead() -> kplane_tests::support::Svc {
 pub(crate) fn u37_no_connection_fails_while_an_endpoint_refuses() -> Result<()> {
     let service = half_dead();
     let world = World::serving(Setup::PodRanges, std::slice::from_ref(&service))?;
-    for (family, protocol) in Family::ALL
-        .into_iter()
-        .flat_map(|f| PROTOCOLS.map(|p| (f, p)))
-    {
+    for (family, protocol) in Family::ALL.into_iter().flat_map(|f| PROTOCOLS.map(|p| (f, p))) {
         let to = service.address(At::ClusterIp, family, 1);
         for client in [Client::Outside, Client::PodThere, Client::Node] {
             for _ in 0..CONNECTIONS {
@@ -46,16 +43,10 @@ pub(crate) fn u37_no_connection_fails_while_an_endpoint_refuses() -> Result<()> 
 
 /// The kernel must not take the proxy's socket for the endpoint of a client: it would lead the client there.
 pub(crate) fn a11_the_kernel_does_not_remember_the_proxy() -> Result<()> {
-    let service = svc(1)
-        .everywhere()
-        .sticky(10_800)
-        .endpoints([ep("a"), ep("b")]);
+    let service = svc(1).everywhere().sticky(10_800).endpoints([ep("a"), ep("b")]);
     let mut world = World::serving(Setup::PodRanges, std::slice::from_ref(&service))?;
     let ask_all = |world: &World| {
-        for (family, protocol) in Family::ALL
-            .into_iter()
-            .flat_map(|f| PROTOCOLS.map(|p| (f, p)))
-        {
+        for (family, protocol) in Family::ALL.into_iter().flat_map(|f| PROTOCOLS.map(|p| (f, p))) {
             for at in [At::ClusterIp, At::NodePort] {
                 let to = service.address(at, family, 1);
                 let seen = ask(&world.net, Client::PodHere, protocol, to)?;
@@ -115,9 +106,7 @@ pub(crate) fn a_removed_address_of_the_proxy_comes_back() -> Result<()> {
         (Family::V4, "169.254.107.112"),
         (Family::V6, "fd6b:706c:616e:6500::1"),
     ] {
-        world
-            .node(1)?
-            .run(|| Ok(Links::open()?.remove(LOOPBACK, address.parse()?)?))?;
+        world.node(1)?.run(|| Ok(Links::open()?.remove(LOOPBACK, address.parse()?)?))?;
         let to = service.address(At::ClusterIp, family, 1);
         let ask = |world: &World| ask(&world.net, Client::PodHere, Protocol::Tcp, to);
         let seen = ask(&world)?;

@@ -31,16 +31,10 @@ pub(crate) fn every_kind() -> Result<Vec<Svc>> {
             .everywhere()
             .ranges(cidrs(&["172.30.0.0/24", "fd30::/112"])?)
             .endpoints(all.clone()),
-        svc(8)
-            .everywhere()
-            .endpoints((9001..9020).map(|port| ep("a").port(port))),
+        svc(8).everywhere().endpoints((9001..9020).map(|port| ep("a").port(port))),
         svc(9).everywhere().endpoints([ep("a").draining()]),
         svc(10).everywhere().sticky(10_800).endpoints(all.clone()),
-        svc(11)
-            .everywhere()
-            .external_local()
-            .sticky(60)
-            .endpoints(all),
+        svc(11).everywhere().external_local().sticky(60).endpoints(all),
     ])
 }
 

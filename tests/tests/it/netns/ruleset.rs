@@ -122,10 +122,7 @@ pub(crate) fn e11_nothing_is_left_of_deleted_services() -> Result<()> {
     let mut world = World::serving(Setup::PodRanges, &[on_both_nodes()])?;
     let node = world.node(1)?.clone();
     let counts = || -> Result<Vec<_>> {
-        Family::ALL
-            .into_iter()
-            .map(|family| read_counts(&node, family))
-            .collect()
+        Family::ALL.into_iter().map(|family| read_counts(&node, family)).collect()
     };
     let before = counts()?;
     let more: Vec<_> = every_kind()?.split_off(1);

@@ -174,10 +174,7 @@ pub(crate) fn a21_node_ports_stay_restricted_when_the_node_goes() -> Result<()> 
 pub(crate) fn a21_ranges_of_one_family_leave_the_other_open() -> Result<()> {
     let service = on_both_nodes();
     let mut world = World::new(Setup::PodRanges)?;
-    for (family, range) in Family::ALL
-        .into_iter()
-        .zip(["172.30.9.0/24", "fd30::9:0/112"])
-    {
+    for (family, range) in Family::ALL.into_iter().zip(["172.30.9.0/24", "fd30::9:0/112"]) {
         let first = world.first()?;
         first.settings.nodeport_addresses = cidrs(&[range])?;
         first.replace(slice::from_ref(&service))?;
@@ -269,9 +266,7 @@ pub(crate) fn a15_a16_a17_a_restart_with_other_settings_leaves_nothing_stale() -
             service: service.clone(),
             rows,
         };
-        scenario
-            .observe(&world.net)
-            .with_context(|| format!("{setup:?}"))?;
+        scenario.observe(&world.net).with_context(|| format!("{setup:?}"))?;
     }
     Ok(())
 }
@@ -321,10 +316,7 @@ pub(crate) fn c5_e7_any_bit_of_the_mark_and_no_other() -> Result<()> {
             agent.replace(slice::from_ref(&service))?;
             agent.ensure_equal()?;
         }
-        for (at, family) in At::ALL
-            .into_iter()
-            .flat_map(|at| Family::ALL.map(|f| (at, f)))
-        {
+        for (at, family) in At::ALL.into_iter().flat_map(|at| Family::ALL.map(|f| (at, f))) {
             let to = service.address(at, family, 1);
             let seen = ask(&world.net, Client::Outside, Protocol::Tcp, to)?;
             let masqueraded = |ip| Client::Outside.is_masqueraded(ip);
@@ -353,9 +345,7 @@ pub(crate) fn c5_e7_any_bit_of_the_mark_and_no_other() -> Result<()> {
 /// What a counter of the foreign table counted.
 fn packets(node: &kplane_tests::netns::NetNs, counter: &str) -> Result<u64> {
     let text = nft(node, &format!("list counter inet foreign {counter}"))?;
-    let mut words = text
-        .split_whitespace()
-        .skip_while(|word| *word != "packets");
+    let mut words = text.split_whitespace().skip_while(|word| *word != "packets");
     Ok(words.nth(1).context("no counter")?.parse()?)
 }
 
@@ -487,9 +477,7 @@ pub(crate) fn a19_connections_from_before_a_service_has_their_address_go_on() ->
         let now = ask_all(&world)?;
         ensure!(now.iter().all(|now| *now == seen), "{now:?}, not {seen:?}");
         for session in &mut sessions {
-            session
-                .echo(DEADLINE)
-                .with_context(|| format!("{service:?}"))?;
+            session.echo(DEADLINE).with_context(|| format!("{service:?}"))?;
         }
     }
     world.remove(&[claim])?;

@@ -121,9 +121,7 @@ pub(crate) fn a_foreign_table_keeps_working_and_no_other_mark_is_touched() -> Re
         }
         let packets = |counter: &str| -> Result<u64> {
             let text = nft(&node, &format!("list counter inet foreign {counter}"))?;
-            let mut words = text
-                .split_whitespace()
-                .skip_while(|word| *word != "packets");
+            let mut words = text.split_whitespace().skip_while(|word| *word != "packets");
             let count = words.nth(1).context("no counter")?;
             Ok(count.parse()?)
         };
@@ -284,9 +282,8 @@ pub(crate) fn a_deleted_rule_is_found_and_repaired() -> Result<()> {
         &["-a", "list", "chain", "ip", "kplane", "postrouting"],
     )?;
     let rule = listing.lines().find(|line| line.contains("@hairpin"));
-    let (_, handle) = rule
-        .and_then(|rule| rule.rsplit_once(' '))
-        .with_context(|| listing.clone())?;
+    let (_, handle) =
+        rule.and_then(|rule| rule.rsplit_once(' ')).with_context(|| listing.clone())?;
     nft(
         &node,
         &format!("delete rule ip kplane postrouting handle {handle}"),
@@ -351,9 +348,7 @@ pub(crate) fn foreign_commits_without_a_pause_starve_nobody() -> Result<()> {
     };
     let worked = work();
     over.store(true, Ordering::Relaxed);
-    let commits = others
-        .join()
-        .map_err(|_| anyhow!("the others' thread has panicked"))??;
+    let commits = others.join().map_err(|_| anyhow!("the others' thread has panicked"))??;
     worked?;
     ensure!(commits > 100, "{commits} commits of others are no crowd");
     cluster_policies().observe(&world.net)

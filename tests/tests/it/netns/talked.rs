@@ -141,9 +141,7 @@ fn one_family(
         || {
             sweep(world)?;
             let mut found = counter.found(family)?;
-            let unanswered = found
-                .iter()
-                .position(|(_, service, ..)| *service == silent.name);
+            let unanswered = found.iter().position(|(_, service, ..)| *service == silent.name);
             let (client, _, endpoint, counts) = found.remove(unanswered.context("no answer")?);
             ensure!(client == Some(pod.source(family)) && endpoint == ep("nobody").address(family));
             // The client sends again when its entry may be over already.
@@ -177,9 +175,7 @@ fn through_the_proxy(counter: &mut Counter, family: Family) -> Result<()> {
         let by_proxy = |of: &IpAddr| *of == proxy_address(family);
         let begun: Vec<u32> = found.iter().map(|(.., counts)| counts.begun).collect();
         ensure!(begun == [EACH, EACH], "{found:?}");
-        let all = found
-            .iter()
-            .all(|(.., endpoint, _)| by_proxy(&endpoint.ip()));
+        let all = found.iter().all(|(.., endpoint, _)| by_proxy(&endpoint.ip()));
         ensure!(all, "{found:?}");
         Ok(())
     })

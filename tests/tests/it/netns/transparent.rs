@@ -78,9 +78,7 @@ pub(crate) fn u51_the_delivery_of_answers_is_repaired() -> Result<()> {
         let place = (At::ClusterIp, family);
         world.node(1)?.run(|| {
             let mut ip = Command::new("ip");
-            let deleted = ip
-                .args([word, "rule", "delete", "table", "27504"])
-                .status()?;
+            let deleted = ip.args([word, "rule", "delete", "table", "27504"]).status()?;
             ensure!(deleted.success(), "there is no rule");
             Ok(())
         })?;

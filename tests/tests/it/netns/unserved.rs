@@ -34,10 +34,7 @@ pub(crate) fn a18_refusals_follow_the_endpoints() -> Result<()> {
     for _ in 0..3 {
         for (service, served) in [(&full, true), (&empty, false)] {
             world.update(slice::from_ref(service))?;
-            for (at, family) in At::ALL
-                .into_iter()
-                .flat_map(|at| Family::ALL.map(|f| (at, f)))
-            {
+            for (at, family) in At::ALL.into_iter().flat_map(|at| Family::ALL.map(|f| (at, f))) {
                 let to = service.address(at, family, 1);
                 let seen = ask(&world.net, Client::Outside, Protocol::Tcp, to)?;
                 let hit = matches!(seen, Seen::Hit { .. });
@@ -139,10 +136,7 @@ pub(crate) fn a20_an_address_that_no_service_has_is_dropped() -> Result<()> {
     let nobody = svc(2);
     let clients = [Client::Outside, Client::PodHere, Client::Node];
     let dropped = |world: &World| -> Result<()> {
-        for (client, family) in clients
-            .into_iter()
-            .flat_map(|c| Family::ALL.map(|f| (c, f)))
-        {
+        for (client, family) in clients.into_iter().flat_map(|c| Family::ALL.map(|f| (c, f))) {
             let to = nobody.address(At::ClusterIp, family, 1);
             let question = Question::new(client, Protocol::Tcp, to).timeout(SILENCE);
             let seen = question.ask(&world.net)?;

@@ -147,9 +147,8 @@ pub(crate) fn what_others_do_is_repaired_by_itself() -> Result<()> {
 
 /// A new agent adopts all of it; what changed meanwhile is changed, and nothing else.
 pub(crate) fn a_restart_adopts_everything_and_writes_only_what_changed() -> Result<()> {
-    let others: Vec<Svc> = (2..12)
-        .map(|n| svc(n).everywhere().endpoints([ep("a"), ep("c")]))
-        .collect();
+    let others: Vec<Svc> =
+        (2..12).map(|n| svc(n).everywhere().endpoints([ep("a"), ep("c")])).collect();
     let all = [others.as_slice(), &[service()]].concat();
     let mut world = World::serving(Setup::PodRanges, &all)?;
     let node = world.node(1)?.clone();
@@ -180,9 +179,7 @@ pub(crate) fn a_restart_adopts_everything_and_writes_only_what_changed() -> Resu
     let done = first.replace(&fewer)?;
     ensure!(done.failures.is_empty(), "{done:?}");
     first.ensure_equal()?;
-    let gone = servers(&node)?
-        .iter()
-        .any(|line| line.contains("10.96.0.2:"));
+    let gone = servers(&node)?.iter().any(|line| line.contains("10.96.0.2:"));
     ensure!(!gone, "a Service deleted meanwhile is served");
     loads.progress(3)?;
     loads.none_lost()
@@ -288,9 +285,7 @@ pub(crate) fn a_scheduler_that_is_missing_is_named_with_its_module() -> Result<(
     let node = world.node(1)?.clone();
     let scheduler = || -> Result<String> {
         let lines = servers(&node)?;
-        let line = lines
-            .iter()
-            .find(|line| line.starts_with("-A -t 10.96.0.1:80 "));
+        let line = lines.iter().find(|line| line.starts_with("-A -t 10.96.0.1:80 "));
         let line = line.context("no virtual server")?;
         Ok(line.split(' ').nth(4).unwrap_or_default().to_owned())
     };

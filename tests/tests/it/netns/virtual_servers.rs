@@ -80,9 +80,7 @@ pub(crate) fn d7_every_scheduler_serves_and_takes_anothers_place() -> Result<()>
         let to = service.address(At::ClusterIp, Family::V4, 1);
         let probe = Probe::tcp(to).timeout(PATIENCE);
         let spread = probe.spread(world.net.ns(Client::PodHere)?, 9)?;
-        let answered = spread
-            .keys()
-            .all(|name| ["a", "b", "c"].contains(&name.as_str()));
+        let answered = spread.keys().all(|name| ["a", "b", "c"].contains(&name.as_str()));
         ensure!(answered, "{name}: {spread:?}");
         match even {
             Some(true) => ensure!(spread.values().all(|n| *n == 3), "{name}: {spread:?}"),
@@ -439,10 +437,7 @@ pub(crate) fn d2_addresses_are_on_the_device_while_a_service_has_them() -> Resul
     world.remove(&more)?;
     ensure!(addresses(&node)?.is_empty(), "{:?}", addresses(&node)?);
     let entries = sets(&node)?;
-    let entries: Vec<_> = entries
-        .iter()
-        .filter(|line| line.starts_with("add "))
-        .collect();
+    let entries: Vec<_> = entries.iter().filter(|line| line.starts_with("add ")).collect();
     ensure!(entries.is_empty(), "{entries:#?}");
     ensure!(servers(&node)?.is_empty(), "{:#?}", servers(&node)?);
     world.first()?.ensure_equal()
@@ -533,9 +528,7 @@ pub(crate) fn i4_connections_of_ipvs_outlive_it() -> Result<()> {
         (Client::Outside, At::NodePort, Family::V4),
     ] {
         let to = used.address(at, family, client.node());
-        let session = Probe::tcp(to)
-            .timeout(PATIENCE)
-            .open(world.net.ns(client)?)?;
+        let session = Probe::tcp(to).timeout(PATIENCE).open(world.net.ns(client)?)?;
         sessions.push((client, session));
     }
     let mut other = Agent::open_kind(
@@ -570,9 +563,7 @@ pub(crate) fn i4_connections_of_ipvs_outlive_it() -> Result<()> {
     let rules = run(&node, "iptables-save")?;
     ensure!(!rules.contains("KUBE-SERVICES"), "{rules}");
     for (client, session) in &mut sessions {
-        session
-            .echo(PATIENCE)
-            .with_context(|| format!("{client:?}"))?;
+        session.echo(PATIENCE).with_context(|| format!("{client:?}"))?;
     }
     other_ports_are_closed(&world, &used, At::ClusterIp, &[Client::PodHere])?;
     // Whoever comes now is sent by nftables, though IPVS refuses.

@@ -279,10 +279,7 @@ impl Walk {
             "::/0",
             "fd44::/32",
         ])?;
-        Ok(pool
-            .into_iter()
-            .filter(|_| self.rng.random_bool(0.25))
-            .collect())
+        Ok(pool.into_iter().filter(|_| self.rng.random_bool(0.25)).collect())
     }
 
     /// The kernel holds what it would after a fresh start, and another process would find so.
@@ -305,9 +302,7 @@ impl Walk {
         for family in Family::ALL {
             let walked = Contents::read(&self.agent.ns, family)?;
             let fresh = Contents::read(&self.fresh.ns, family)?;
-            walked
-                .ensure_same(&fresh)
-                .with_context(|| family.to_string())?;
+            walked.ensure_same(&fresh).with_context(|| family.to_string())?;
         }
         Ok(())
     }

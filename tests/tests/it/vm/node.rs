@@ -57,10 +57,7 @@ impl Node {
                 format!("10.244.1.{number}"),
                 format!("fd44:0:0:1::{number}"),
             ];
-            let ips = ips
-                .iter()
-                .map(|ip| Ok(ip.parse()?))
-                .collect::<Result<Vec<IpAddr>>>()?;
+            let ips = ips.iter().map(|ip| Ok(ip.parse()?)).collect::<Result<Vec<IpAddr>>>()?;
             let pod = topology.add_pod("node-1", name, &ips)?;
             pod.serve(Protocol::Tcp, TARGET)?;
             pod.serve(Protocol::Udp, TARGET)?;
@@ -110,8 +107,7 @@ impl Node {
         }))?;
         let address = |ip: &IpAddr| json!({"type": "InternalIP", "address": ip.to_string()});
         let addresses: Vec<Value> = ips.iter().map(address).collect();
-        self.api
-            .patch_status("Node", &name, &json!({"addresses": addresses}))?;
+        self.api.patch_status("Node", &name, &json!({"addresses": addresses}))?;
         Ok(())
     }
 
@@ -134,9 +130,7 @@ impl Node {
             Proxy::KubeProxy => Command::new(setting(KUBE_PROXY)?),
             Proxy::Kplane => {
                 let mut agent = Command::new(setting(NODE_AGENT)?);
-                agent
-                    .arg("--standalone")
-                    .args(["--status-bind-address", "", "--cache-dir", ""]);
+                agent.arg("--standalone").args(["--status-bind-address", "", "--cache-dir", ""]);
                 agent.arg("--kubeconfig").arg(setting(KUBECONFIG)?);
                 agent
             }
@@ -144,10 +138,7 @@ impl Node {
         command.arg("--config").arg(&config);
         command.args(["--hostname-override", "node-1"]);
         let log = File::create(self.log())?;
-        command
-            .stdin(Stdio::null())
-            .stdout(log.try_clone()?)
-            .stderr(log);
+        command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
         self.ns()?.command(command)
     }
 

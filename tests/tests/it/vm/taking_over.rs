@@ -55,8 +55,7 @@ pub(crate) fn i4_kplane_takes_kube_proxys_place_and_back_without_a_failed_connec
         ("externalIPs", json!(["198.18.0.7"])),
     ];
     node.api.apply(&service("sticky", 2, &sticky))?;
-    node.api
-        .apply(&slice("sticky", 4, &["10.244.1.1", "10.244.1.2"]))?;
+    node.api.apply(&slice("sticky", 4, &["10.244.1.1", "10.244.1.2"]))?;
     balanced(&node)?;
     let process = node.start(Proxy::KubeProxy)?;
     node.serves("sentinel-1", 101)?;
@@ -123,11 +122,9 @@ fn balanced(node: &Node) -> Result<()> {
         ("loadBalancerSourceRanges", json!(["172.30.0.3/32"])),
     ];
     node.api.apply(&service("balanced", 3, &spec))?;
-    node.api
-        .apply(&slice("balanced", 4, &["10.244.1.1", "10.244.1.2"]))?;
+    node.api.apply(&slice("balanced", 4, &["10.244.1.1", "10.244.1.2"]))?;
     let status = json!({"loadBalancer": {"ingress": [{"ip": BALANCER}]}});
-    node.api
-        .patch_status("Service", "default/balanced", &status)?;
+    node.api.patch_status("Service", "default/balanced", &status)?;
     let client = node.topology.host("client")?;
     client.route(
         Cidr::single(BALANCER.parse()?),
@@ -161,14 +158,8 @@ fn source_ranges_count(node: &Node) -> Result<()> {
 
 fn endpoints(node: &Node, pods: &[&str]) -> Result<()> {
     let number = |pod: &&str| if *pod == "a" { 1 } else { 2 };
-    let v4: Vec<String> = pods
-        .iter()
-        .map(|pod| format!("10.244.1.{}", number(pod)))
-        .collect();
-    let v6: Vec<String> = pods
-        .iter()
-        .map(|pod| format!("fd44:0:0:1::{}", number(pod)))
-        .collect();
+    let v4: Vec<String> = pods.iter().map(|pod| format!("10.244.1.{}", number(pod))).collect();
+    let v6: Vec<String> = pods.iter().map(|pod| format!("fd44:0:0:1::{}", number(pod))).collect();
     let refs = |ips: &[String]| ips.iter().map(|ip| (*ip).clone()).collect::<Vec<_>>();
     for (family, ips) in [(4, refs(&v4)), (6, refs(&v6))] {
         let ips: Vec<&str> = ips.iter().map(String::as_str).collect();

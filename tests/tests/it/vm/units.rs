@@ -67,11 +67,7 @@ pub(crate) fn a_unit_serves_before_kubelet_and_after_nftables_and_agent_start_ag
     let machine = MACHINE.get().context("no machine")?;
     let netlink = machine.netlink()?;
     netlink.add_address("lo", POD.into(), 32)?;
-    netlink.add_route(
-        &Route::to("10.96.0.0/16".parse()?)
-            .dev("lo")
-            .source(POD.into()),
-    )?;
+    netlink.add_route(&Route::to("10.96.0.0/16".parse()?).dev("lo").source(POD.into()))?;
     let pool = Pool::new()?;
     let _server = pool.serve(
         machine,
@@ -182,9 +178,7 @@ impl Systemd {
         let children = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children"))?;
         let first = children.split_whitespace().next().context("no systemd")?;
         let mut command = Command::new("nsenter");
-        command
-            .args(["--target", first, "--pid", "--mount", "systemctl"])
-            .args(words);
+        command.args(["--target", first, "--pid", "--mount", "systemctl"]).args(words);
         output(command)
     }
 }

@@ -85,9 +85,7 @@ async fn every_kind_of_token_is_found() {
     let file = world.write("token", "def\n");
     let token = world.token(&json!({ "tokenFile": file })).await;
     assert_eq!(token.unwrap(), "Bearer def");
-    let both = world
-        .token(&json!({ "tokenFile": file, "token": "abc" }))
-        .await;
+    let both = world.token(&json!({ "tokenFile": file, "token": "abc" })).await;
     assert_eq!(both.unwrap(), "Bearer def");
     let absent = json!({ "tokenFile": "/nowhere/token", "token": "abc" });
     assert_eq!(world.token(&absent).await.unwrap(), "Bearer abc");
@@ -142,20 +140,8 @@ async fn credentials_that_fail_are_named_and_not_shown() {
 async fn no_token_goes_to_another_machine_in_plain_text() {
     let world = World::new();
     let user = json!({ "token": "abc" });
-    let refused = world
-        .login(&user, "http://192.0.2.1:8080")
-        .await
-        .err()
-        .unwrap();
+    let refused = world.login(&user, "http://192.0.2.1:8080").await.err().unwrap();
     assert!(matches!(refused, LoginError::PlainText { .. }), "{refused}");
-    world
-        .login(&user, "http://127.0.0.1:8080")
-        .await
-        .ok()
-        .unwrap();
-    world
-        .login(&json!({}), "http://192.0.2.1:8080")
-        .await
-        .ok()
-        .unwrap();
+    world.login(&user, "http://127.0.0.1:8080").await.ok().unwrap();
+    world.login(&json!({}), "http://192.0.2.1:8080").await.ok().unwrap();
 }

@@ -48,8 +48,7 @@ impl Cluster {
     }
 
     fn fall_silent(&mut self, nodes: impl IntoIterator<Item = usize>) {
-        self.quiet
-            .extend(nodes.into_iter().map(|node| (node, self.now)));
+        self.quiet.extend(nodes.into_iter().map(|node| (node, self.now)));
     }
 
     /// Lets some time pass; returns the rounds that begin.
@@ -205,12 +204,7 @@ fn words_come_from_more_than_one_zone() {
     let mut cluster = Cluster::new(12, 2);
     cluster.fall_silent([0]);
     let rounds = cluster.look();
-    let zones: BTreeSet<_> = rounds[0]
-        .asked
-        .iter()
-        .take(5)
-        .map(|of| of.zone.clone())
-        .collect();
+    let zones: BTreeSet<_> = rounds[0].asked.iter().take(5).map(|of| of.zone.clone()).collect();
     assert_eq!(zones.len(), 2);
     // All of zone 0 miss it, and those of zone 1 know nothing.
     cluster.answer(&rounds[0], |asked| match asked.zone.as_deref() {

@@ -161,11 +161,8 @@ fn hops_add_up() {
     session.report(applied(first));
     let hops = || {
         let hops = hub.fleet.timings.hops();
-        let some = hops
-            .into_iter()
-            .filter(|(_, durations)| durations.count() > 0);
-        some.map(|(hop, durations)| (hop, durations.longest()))
-            .collect::<Vec<_>>()
+        let some = hops.into_iter().filter(|(_, durations)| durations.count() > 0);
+        some.map(|(hop, durations)| (hop, durations.longest())).collect::<Vec<_>>()
     };
     assert_eq!(hops(), [], "a snapshot says nothing about changes");
     let second = publish(&hub, "second", 8);

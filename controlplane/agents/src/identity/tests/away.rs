@@ -74,18 +74,14 @@ impl Cluster {
         let mut claims = claims(86_400);
         claims["kubernetes.io"]["node"] = json!({ "name": node });
         claims["jti"] = json!(serial);
-        self.signer
-            .token(&json!({"alg": "ES256", "kid": "k1"}), &claims)
+        self.signer.token(&json!({"alg": "ES256", "kid": "k1"}), &claims)
     }
 
     /// Says Hello as the agent of a node.
     async fn greet(&self, node: &str, token: &Token) -> Result<CredentialWatch, Status> {
         let connection = ConnectionGuard::of(TransportIdentity::Anonymous);
         let headers = bearer(token.as_str());
-        let caller = self
-            .authenticator
-            .authenticate(Port::Agents, &connection, &headers)
-            .await;
+        let caller = self.authenticator.authenticate(Port::Agents, &connection, &headers).await;
         Ok(caller?.authorize_agent(&node.into()).await?)
     }
 
@@ -177,12 +173,7 @@ async fn known_agents_come_back_and_unknown_ones_wait_while_the_api_server_is_aw
     cluster.script().deleted.insert(first.as_str().to_owned());
     let ended = timeout(Duration::from_secs(60), stream.ended()).await;
     assert_eq!(ended.unwrap().reason, RefusalReason::BadCredential);
-    let code = cluster
-        .greet("n1", &first)
-        .await
-        .map(drop)
-        .unwrap_err()
-        .code();
+    let code = cluster.greet("n1", &first).await.map(drop).unwrap_err().code();
     assert_eq!(code, Code::Unauthenticated);
     for (node, token) in [("n1", &renewed), ("n2", &unknown)] {
         assert!(cluster.greet(node, token).await.is_ok(), "{node}");
@@ -200,19 +191,10 @@ async fn many_unknown_agents_do_not_get_in_while_the_api_server_is_away() {
     assert!(cluster.script().reviews < crowd.len());
 
     cluster.script().away = true;
-    let later: Vec<Token> = (100..200)
-        .map(|serial| cluster.token("n2", serial))
-        .collect();
+    let later: Vec<Token> = (100..200).map(|serial| cluster.token("n2", serial)).collect();
     // The first of them finds out that the API server does not answer.
-    cluster
-        .is_unavailable("n2", &cluster.token("n2", 200))
-        .await;
-    join_all(
-        later
-            .iter()
-            .map(|token| cluster.is_unavailable("n2", token)),
-    )
-    .await;
+    cluster.is_unavailable("n2", &cluster.token("n2", 200)).await;
+    join_all(later.iter().map(|token| cluster.is_unavailable("n2", token))).await;
 }
 
 /// Measures what an agent's token costs: `cargo test --release -p kp-controlplane --lib token_check -- --ignored

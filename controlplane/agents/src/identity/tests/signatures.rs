@@ -39,20 +39,14 @@ impl Signer {
     pub(super) fn token(&self, header: &Value, claims: &Value) -> Token {
         let encode = |value: &Value| URL_SAFE_NO_PAD.encode(value.to_string());
         let signed = format!("{}.{}", encode(header), encode(claims));
-        let signature = self
-            .0
-            .sign(&SystemRandom::new(), signed.as_bytes())
-            .unwrap();
+        let signature = self.0.sign(&SystemRandom::new(), signed.as_bytes()).unwrap();
         let signature = URL_SAFE_NO_PAD.encode(signature.as_ref());
         Token::parse(&format!("{signed}.{signature}")).unwrap()
     }
 }
 
 pub(super) fn claims(seconds: i64) -> Value {
-    let now = SystemTime::now()
-        .duration_since(SystemTime::UNIX_EPOCH)
-        .unwrap()
-        .as_secs();
+    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap().as_secs();
     json!({
         "iss": ISSUER, "sub": "system:serviceaccount:kplane:kplane-nodeagent", "aud": ["kplane"],
         "nbf": now - 60, "exp": now.saturating_add_signed(seconds),

@@ -67,10 +67,7 @@ impl Server {
             Some(Twist::Fails) => return failed(500, "InternalError"),
             Some(Twist::Lost) | None => {}
         }
-        let now = self
-            .map
-            .as_ref()
-            .map(|map| &map["metadata"]["resourceVersion"]);
+        let now = self.map.as_ref().map(|map| &map["metadata"]["resourceVersion"]);
         let is_create = *method == Method::POST;
         assert_eq!(is_create, path.ends_with("/configmaps"), "{path}");
         match (now, is_create) {
@@ -101,10 +98,7 @@ fn place(server: &Arc<Mutex<Server>>) -> Place {
             let (head, body) = request.into_parts();
             let body = body.collect().await.unwrap().to_bytes();
             let body = serde_json::from_slice(&body).unwrap_or_default();
-            let answer = server
-                .lock()
-                .unwrap()
-                .answer(&head.method, head.uri.path(), &body);
+            let answer = server.lock().unwrap().answer(&head.method, head.uri.path(), &body);
             let response = Response::builder().status(answer.0);
             let body = Body::from(answer.1.to_string().into_bytes());
             Ok::<_, Infallible>(response.body(body).unwrap())

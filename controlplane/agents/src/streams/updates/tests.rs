@@ -258,12 +258,10 @@ fn snapshots_are_compressed_once_for_agents_that_can_read_them() {
         size(&plain)
     );
     let objects = |pieces: Vec<Update>| {
-        let all = pieces
-            .into_iter()
-            .flat_map(|piece| match piece.packed.is_empty() {
-                true => piece.objects,
-                false => kplane_proto::packed::unpack(&piece.packed).unwrap(),
-            });
+        let all = pieces.into_iter().flat_map(|piece| match piece.packed.is_empty() {
+            true => piece.objects,
+            false => kplane_proto::packed::unpack(&piece.packed).unwrap(),
+        });
         all.collect::<Vec<_>>()
     };
     assert!(packed[0].snapshot && packed.len() == plain.len());
@@ -288,8 +286,7 @@ async fn a_frozen_agent_is_told_at_once_and_gets_nothing_until_it_is_thawed() {
     let (token, _) = held(&hub, 16);
     let mut stream = Stream::open(&hub, token.clone(), true);
     assert_eq!(stream.pieces().len(), 1);
-    hub.orders
-        .keep_in(Place::SharedFile(folder.path().join("orders")));
+    hub.orders.keep_in(Place::SharedFile(folder.path().join("orders")));
     publish(&hub, "before-the-orders-are-known");
     let mut early = Stream::open(&hub, token.clone(), true);
     assert!(early.now().is_none() && stream.now().is_none());

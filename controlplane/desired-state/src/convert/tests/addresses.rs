@@ -135,11 +135,7 @@ fn special_addresses_are_refused() {
                  special"
             )]
         );
-        assert!(
-            convert(&format!("clusterIP: '{ip}', {PORT}"))
-                .ports
-                .is_empty()
-        );
+        assert!(convert(&format!("clusterIP: '{ip}', {PORT}")).ports.is_empty());
     }
 }
 
@@ -196,11 +192,7 @@ fn a8_bad_source_ranges_fail_closed() {
         (
             texts(&port.load_balancer_ips),
             texts(&port.source_ranges),
-            converted
-                .issues
-                .iter()
-                .map(|i| i.reason.clone())
-                .collect::<Vec<_>>(),
+            converted.issues.iter().map(|i| i.reason.clone()).collect::<Vec<_>>(),
         )
     };
     let (ips, ranges, reasons) = served("10.0.0.0/33, 10.0.0.0/8");

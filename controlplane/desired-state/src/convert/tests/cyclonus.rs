@@ -91,9 +91,7 @@ impl CasePod {
         let (of, name) = name.split_once('/').unwrap();
         let ports = PROTOCOLS.iter().flat_map(|(text, protocol)| {
             PORTS.map(|port| NamedPort {
-                name: format!("serve-{port}-{}", text.to_lowercase())
-                    .as_str()
-                    .into(),
+                name: format!("serve-{port}-{}", text.to_lowercase()).as_str().into(),
                 protocol: *protocol,
                 port,
             })

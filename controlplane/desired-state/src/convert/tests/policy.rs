@@ -40,11 +40,7 @@ fn np3_types_are_as_written_or_follow_from_the_rules() {
 fn np4_missing_and_empty_lists_do_not_restrict() {
     let (one, issues) = policy("ingress: [{}, {from: [], ports: []}]");
     let rules = one.ingress.unwrap();
-    assert!(
-        rules
-            .iter()
-            .all(|rule| rule.peers.is_none() && rule.ports.is_none())
-    );
+    assert!(rules.iter().all(|rule| rule.peers.is_none() && rule.ports.is_none()));
     assert!(issues.is_empty());
     assert_eq!(policy("ingress: []").0.ingress, Some(Vec::new()));
 }
@@ -208,11 +204,8 @@ fn np9_named_ports_are_those_of_containers_and_sidecars() {
          status: {podIPs: [{ip: 10.0.0.1}, {ip: 'fd00::1'}], podIP: 10.0.0.1}}",
     )
     .unwrap();
-    let ports: Vec<_> = pod
-        .ports
-        .iter()
-        .map(|port| (&*port.name, port.protocol, port.port))
-        .collect();
+    let ports: Vec<_> =
+        pod.ports.iter().map(|port| (&*port.name, port.protocol, port.port)).collect();
     let expected = [
         ("side", Protocol::Tcp, 90),
         ("web", Protocol::Tcp, 80),
@@ -232,9 +225,7 @@ fn np6_each_namespace_has_a_label_with_its_name() {
     let namespace: k8s::Namespace = yaml("{metadata: {name: shop, labels: {team: a}}}");
     let labels = convert::namespace(&namespace);
     assert_eq!(
-        labels
-            .get("kubernetes.io/metadata.name")
-            .map(|name| &**name),
+        labels.get("kubernetes.io/metadata.name").map(|name| &**name),
         Some("shop")
     );
     assert_eq!(labels.len(), 2);

@@ -7,11 +7,7 @@ fn a3_a7_z7_ports() {
          {name: dns, port: 53, nodePort: 30053}, {name: sctp, port: 53, protocol: SCTP, \
          nodePort: 0}]",
     );
-    let keys: Vec<String> = converted
-        .ports
-        .iter()
-        .map(|port| port.key.to_string())
-        .collect();
+    let keys: Vec<String> = converted.ports.iter().map(|port| port.key.to_string()).collect();
     assert_eq!(
         keys,
         [

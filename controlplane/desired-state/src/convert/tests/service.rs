@@ -36,9 +36,7 @@ pub(super) fn only(spec: &str) -> ServicePort {
 pub(super) fn reasons(spec: &str) -> Vec<String> {
     let converted = convert(&format!("clusterIP: 10.0.0.1, {spec}"));
     let issues = converted.issues.iter();
-    issues
-        .map(|issue| format!("{}: {}", issue.severity, issue.reason))
-        .collect()
+    issues.map(|issue| format!("{}: {}", issue.severity, issue.reason)).collect()
 }
 
 pub(super) fn texts<T: ToString>(items: &[T]) -> Vec<String> {

@@ -26,9 +26,7 @@ fn only(endpoint: &str) -> Endpoint {
 
 fn reasons(converted: &ConvertedSlice) -> Vec<String> {
     let issues = converted.issues.iter();
-    issues
-        .map(|issue| format!("{}: {}", issue.severity, issue.reason))
-        .collect()
+    issues.map(|issue| format!("{}: {}", issue.severity, issue.reason)).collect()
 }
 
 #[test]
@@ -274,9 +272,7 @@ fn a_port_without_endpoints_is_there_all_the_same() {
 fn absurd_sizes_are_cut_and_told() {
     let endpoint = |n: usize| format!("{{addresses: [10.0.{}.{}]}}, ", n / 250, n % 250);
     let endpoints: String = (0..=MAX_SLICE_ENDPOINTS).map(endpoint).collect();
-    let ports: String = (1..=30)
-        .map(|n| format!("{{name: p{n}, port: {n}}}, "))
-        .collect();
+    let ports: String = (1..=30).map(|n| format!("{{name: p{n}, port: {n}}}, ")).collect();
     let converted = convert(&endpoints, &ports);
     assert_eq!(converted.ports.len(), 25);
     assert_eq!(converted.ports[0].endpoints.len(), MAX_SLICE_ENDPOINTS);

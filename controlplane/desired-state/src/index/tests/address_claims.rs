@@ -29,9 +29,7 @@ fn node(addresses: &[&str], pod_cidr: &str) -> Value {
 fn served(publication: &Publication) -> Vec<String> {
     let ports = publication.services.iter().filter_map(|(_, published)| {
         let port = &published.as_ref()?.port;
-        let node_port = port
-            .node_port
-            .map_or(String::new(), |n| format!(" node port {n}"));
+        let node_port = port.node_port.map_or(String::new(), |n| format!(" node port {n}"));
         let external = port.external_ips.iter();
         let external: Vec<_> = external.map(|ip| format!("{ip}:{}", port.port)).collect();
         Some(format!("{}{node_port}", external.join(" ")))
@@ -42,11 +40,7 @@ fn served(publication: &Publication) -> Vec<String> {
 }
 
 fn reasons(index: &Index) -> Vec<String> {
-    index
-        .issues()
-        .iter()
-        .map(|issue| issue.reason.clone())
-        .collect()
+    index.issues().iter().map(|issue| issue.reason.clone()).collect()
 }
 
 #[test]
@@ -69,10 +63,8 @@ fn no_service_gets_a_port_of_the_clusters_programs_on_a_node() {
         };
         assert_eq!(served(&first), expected, "the rest is served");
         let issues = index.issues();
-        let errors: Vec<_> = issues
-            .iter()
-            .filter(|issue| issue.severity == Severity::Error)
-            .collect();
+        let errors: Vec<_> =
+            issues.iter().filter(|issue| issue.severity == Severity::Error).collect();
         assert_eq!((issues.len(), errors.len()), (2, 1), "{issues:?}");
         let reason = &errors[0].reason;
         assert!(reason.contains(refused), "{reason}");
@@ -120,10 +112,7 @@ fn the_usual_ports_of_nodes_are_refused_unless_the_operator_lists_them() {
         events.extend(objects.iter().map(|o| Event::InitApply(object(o))));
         events.extend(Kind::ALL.into_iter().map(Event::InitDone));
         let publication = index.apply(batch(events)).publication.unwrap();
-        let published = publication
-            .services
-            .iter()
-            .filter_map(|(_, new)| new.as_ref());
+        let published = publication.services.iter().filter_map(|(_, new)| new.as_ref());
         let mut at = Vec::new();
         for port in published.map(|published| &published.port) {
             let ips = port.external_ips.iter().chain(&port.load_balancer_ips);
@@ -134,9 +123,7 @@ fn the_usual_ports_of_nodes_are_refused_unless_the_operator_lists_them() {
     };
     let (served, issues) = on_nodes("1");
     assert_eq!(served, ["192.0.2.1:8080", "192.0.2.2:8080"]);
-    let warned = issues
-        .iter()
-        .filter(|issue| issue.code == Reason::NodeAddress);
+    let warned = issues.iter().filter(|issue| issue.code == Reason::NodeAddress);
     let warned: Vec<_> = warned.map(|issue| &*issue.reason).collect();
     assert!(
         warned[0].contains("192.0.2.1 is that of a node, and 1 more"),
@@ -168,12 +155,7 @@ fn a_node_that_comes_and_goes_takes_its_ports_and_gives_them_back() {
     assert_eq!(served(&change), ["192.0.2.1:9999"]);
     assert_eq!(reasons(&index).len(), 2);
     // No other Service is recomputed.
-    assert!(
-        change
-            .services
-            .iter()
-            .all(|(key, _)| &*key.service.name == "web")
-    );
+    assert!(change.services.iter().all(|(key, _)| &*key.service.name == "web"));
     let change = apply(&mut index, &node(&["192.0.2.2"], ""));
     assert_eq!(served(&change), ["192.0.2.1:10250", "192.0.2.1:9999"]);
     assert_eq!(index.issues(), []);
@@ -263,12 +245,10 @@ fn addresses_in_the_clusters_own_ranges_are_served_and_named() {
 #[test]
 fn ports_times_addresses_are_cut_and_all_others_are_served() {
     let mut hostile = service("hostile", "10.96.0.1");
-    let ports: Vec<Value> = (1..=1_000)
-        .map(|n| json!({"name": format!("p{n}"), "port": n}))
-        .collect();
-    let ips: Vec<String> = (0..1_000)
-        .map(|n| format!("198.18.{}.{}", n / 250, n % 250 + 1))
-        .collect();
+    let ports: Vec<Value> =
+        (1..=1_000).map(|n| json!({"name": format!("p{n}"), "port": n})).collect();
+    let ips: Vec<String> =
+        (0..1_000).map(|n| format!("198.18.{}.{}", n / 250, n % 250 + 1)).collect();
     hostile["spec"]["ports"] = json!(ports);
     hostile["spec"]["externalIPs"] = json!(ips);
     let (mut index, first) = index(&[hostile, service("good", "10.96.0.2")]);
@@ -295,14 +275,10 @@ fn ports_times_addresses_are_cut_and_all_others_are_served() {
 fn endpoints_times_places_are_cut_and_every_port_keeps_some() {
     let mut wide = service("wide", "10.96.0.1");
     let ports = |from: u16| -> Vec<Value> {
-        (0..100)
-            .map(|n| json!({"name": format!("p{n}"), "port": from + n}))
-            .collect()
+        (0..100).map(|n| json!({"name": format!("p{n}"), "port": from + n})).collect()
     };
     wide["spec"]["ports"] = json!(ports(1_000));
-    let ips: Vec<String> = (0..5_000)
-        .map(|n| format!("10.1.{}.{}", n / 250, n % 250))
-        .collect();
+    let ips: Vec<String> = (0..5_000).map(|n| format!("10.1.{}.{}", n / 250, n % 250)).collect();
     let ips: Vec<&str> = ips.iter().map(String::as_str).collect();
     let mut slice = slice("wide-1", "wide", &ips);
     slice["ports"] = json!(ports(8_000)[..50]);

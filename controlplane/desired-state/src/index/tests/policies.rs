@@ -166,13 +166,7 @@ fn services_wait_for_nothing_of_policies() {
     let rest = [Kind::Namespace, Kind::Pod, Kind::ClusterNetworkPolicy];
     let policies = index.apply(list(&rest, &[]));
     assert_eq!(index.enforcement(), Enforcement::On);
-    assert!(
-        !policies
-            .publication
-            .expect("the policy")
-            .policies
-            .is_empty()
-    );
+    assert!(!policies.publication.expect("the policy").policies.is_empty());
     for (said, expected) in [
         (None, Enforcement::Unspecified),
         (Some(Enforce::Off), Enforcement::Off),

@@ -35,11 +35,7 @@ fn a_second_look_lets_go_what_it_does_not_show_either() {
     let outcome = index.apply(batch(vanished));
     assert!(outcome.held_more && outcome.held_changed);
     assert_eq!(index.held().unwrap().services, 12);
-    assert!(
-        index.issues()[0]
-            .reason
-            .starts_with("12 Services are kept: ")
-    );
+    assert!(index.issues()[0].reason.starts_with("12 Services are kept: "));
     assert_eq!(index.totals().services, 12);
     // Slices of held Services stay, even when few of them vanish at a time.
     let slices = ids(&objects, "EndpointSlice");
@@ -145,12 +141,7 @@ fn a_first_list_that_begins_anew_holds_nothing() {
     let objects = many(20);
     let mut index = Index::default();
     let mut events = vec![Event::Init(Kind::Service)];
-    events.extend(
-        objects
-            .iter()
-            .step_by(2)
-            .map(|o| Event::InitApply(object(o))),
-    );
+    events.extend(objects.iter().step_by(2).map(|o| Event::InitApply(object(o))));
     say(&mut index, events);
     let events = Kind::ALL.map(|kind| [Event::Init(kind), Event::InitDone(kind)]);
     say(&mut index, events.into_iter().flatten().collect());

@@ -27,21 +27,15 @@ fn slice_on(service: &str, nodes: &[&str]) -> Value {
 
 /// The endpoints that nodes get, as the publication has them.
 fn chosen(index: &Index, service: &str) -> Vec<String> {
-    let detail = index
-        .detail(&ServiceName::new("shop", service), &[])
-        .unwrap();
+    let detail = index.detail(&ServiceName::new("shop", service), &[]).unwrap();
     let view = &detail.ports[0];
     let chosen = variants(&view.port, &view.endpoints).default;
     chosen.iter().map(|addr| addr.ip.to_string()).collect()
 }
 
 fn names(publication: Option<Publication>) -> Vec<String> {
-    let services = publication
-        .into_iter()
-        .flat_map(|publication| publication.services);
-    services
-        .map(|(key, _)| key.service.name.to_string())
-        .collect()
+    let services = publication.into_iter().flat_map(|publication| publication.services);
+    services.map(|(key, _)| key.service.name.to_string()).collect()
 }
 
 #[test]

@@ -23,9 +23,7 @@ async fn open_text(text: &str, master: Option<&str>) -> Result<Api, AccessError>
 async fn a_good_one_opens_without_a_server() {
     let api = open_text(GOOD, None).await.unwrap();
     assert_eq!(api.server(), "https://192.0.2.1:6443");
-    let api = open_text(GOOD, Some("https://[2001:db8::1]:1"))
-        .await
-        .unwrap();
+    let api = open_text(GOOD, Some("https://[2001:db8::1]:1")).await.unwrap();
     assert_eq!(api.server(), "https://[2001:db8::1]:1");
     let api = Api::new(
         Access::Anonymous {
@@ -93,10 +91,7 @@ async fn bad_ones_are_refused_in_one_line_that_says_what_to_do() {
     ];
     for (from, to, expected) in cases {
         assert!(GOOD.contains(from));
-        let error = open_text(&GOOD.replace(from, to), None)
-            .await
-            .unwrap_err()
-            .to_string();
+        let error = open_text(&GOOD.replace(from, to), None).await.unwrap_err().to_string();
         assert!(error.contains(expected), "{to}: {error}");
         assert!(!error.contains('\n'), "{error}");
         assert!(!error.contains("secret"), "{error}");

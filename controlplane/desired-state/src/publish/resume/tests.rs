@@ -116,11 +116,7 @@ fn few_differences_cost_little() {
     let message = other.replace_ranges(NODE, &digests, &mut cursor).unwrap();
     let ranges = Ranges::from_bytes(&update(&message).ranges).unwrap();
     assert_eq!(ranges.iter().count(), 4);
-    assert!(
-        [7, 8, 9, 10_000]
-            .iter()
-            .all(|n| ranges.contain(&DesiredKey::Service(key(*n))))
-    );
+    assert!([7, 8, 9, 10_000].iter().all(|n| ranges.contain(&DesiredKey::Service(key(*n)))));
     assert!(message.len() < 16 * 1024, "{}", message.len());
     let rest = other.collect(NODE, &mut cursor);
     assert!(rest.end.is_some());

@@ -49,9 +49,6 @@ async fn uid(api: &Api) -> Result<String, Failure> {
     let namespaces = kube::Api::<Namespace>::all(api.client());
     let request = namespaces.get_metadata(NAMESPACE);
     let namespace = api.ask(ASKED, PATIENCE, request).await;
-    let uid = namespace
-        .map_err(|unanswered| unanswered.failure)?
-        .metadata
-        .uid;
+    let uid = namespace.map_err(|unanswered| unanswered.failure)?.metadata.uid;
     uid.ok_or_else(|| Failure::Malformed(format!("namespace {NAMESPACE} has no UID")))
 }

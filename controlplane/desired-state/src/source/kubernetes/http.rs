@@ -89,11 +89,7 @@ impl Http {
         };
         let body = collect(answer.into_body(), MAX_PAGE_BYTES).await;
         let name = format!("\"{name}\"");
-        body.is_ok_and(|body| {
-            !body
-                .windows(name.len())
-                .any(|found| found == name.as_bytes())
-        })
+        body.is_ok_and(|body| !body.windows(name.len()).any(|found| found == name.as_bytes()))
     }
 
     async fn send(&self, uri: &str, accepted: &'static str) -> Result<Response<Body>, Failure> {
@@ -262,11 +258,7 @@ impl HttpWatch {
             }
             Some(RawEvent::Put(version, Ok(Read::Endpoints(endpoints)))) => {
                 let (slices, gone) = self.shapes.lock().put(&endpoints);
-                said.extend(
-                    slices
-                        .into_iter()
-                        .map(|slice| WatchEvent::Put(slice, version)),
-                );
+                said.extend(slices.into_iter().map(|slice| WatchEvent::Put(slice, version)));
                 said.extend(gone.into_iter().map(|id| WatchEvent::Gone(id, version)));
             }
             Some(RawEvent::Gone(version, Ok(Read::Endpoints(endpoints)))) => {

@@ -172,10 +172,8 @@ impl Memory {
 
     /// Adds the known state of objects in a list that cannot be read.
     pub(super) fn keep(&self, census: &mut Census, unreadable: &[Unreadable]) {
-        let unreadable: HashSet<_> = unreadable
-            .iter()
-            .map(|one| (&*one.namespace, &*one.name))
-            .collect();
+        let unreadable: HashSet<_> =
+            unreadable.iter().map(|one| (&*one.namespace, &*one.name)).collect();
         if unreadable.is_empty() {
             return;
         }

@@ -76,8 +76,7 @@ impl Reporter {
             self.keep(one.clone());
         }
         self.share_unreadable();
-        self.upstream
-            .update(self.kind, |state| state.counts.lists += 1);
+        self.upstream.update(self.kind, |state| state.counts.lists += 1);
         self.synced();
         self.current(Instant::now());
     }
@@ -104,8 +103,7 @@ impl Reporter {
     }
 
     pub(super) fn event(&mut self, readable: Option<&ObjectId>) {
-        self.upstream
-            .update(self.kind, |state| state.counts.events += 1);
+        self.upstream.update(self.kind, |state| state.counts.events += 1);
         let known = readable.map(|id| (id.namespace.clone(), id.name.clone()));
         if let Some(name) = &known {
             self.never_read.remove(name);
@@ -116,8 +114,7 @@ impl Reporter {
     }
 
     pub(super) fn replay(&mut self) {
-        self.upstream
-            .update(self.kind, |state| state.counts.replays += 1);
+        self.upstream.update(self.kind, |state| state.counts.replays += 1);
     }
 
     pub(super) fn unreadable(&mut self, unreadable: Unreadable) {
@@ -143,8 +140,7 @@ impl Reporter {
 
     fn share_unreadable(&self) {
         let issues: Arc<Vec<_>> = Arc::new(self.unreadable.values().cloned().collect());
-        self.upstream
-            .update(self.kind, |state| state.unreadable = issues);
+        self.upstream.update(self.kind, |state| state.unreadable = issues);
     }
 
     /// Counts a failure without reporting it.

@@ -97,10 +97,7 @@ impl Catalog {
         for update in updates {
             self.keep(update);
         }
-        let mut events: Vec<Event> = touched
-            .into_iter()
-            .filter_map(|id| self.settle(id))
-            .collect();
+        let mut events: Vec<Event> = touched.into_iter().filter_map(|id| self.settle(id)).collect();
         gather_vanished(&mut events, &removed);
         self.notices = notices;
         let issues = self.issues();
@@ -108,9 +105,7 @@ impl Catalog {
             self.reported_issues.clone_from(&issues);
             events.push(Event::Issues(issues));
         }
-        let doubts = self
-            .doubts
-            .all(self.serves(Kind::Service), self.serves(Kind::EndpointSlice));
+        let doubts = self.doubts.all(self.serves(Kind::Service), self.serves(Kind::EndpointSlice));
         if doubts != self.reported_doubts {
             self.reported_doubts.clone_from(&doubts);
             events.push(Event::Doubts(doubts));
@@ -153,11 +148,7 @@ impl Catalog {
     /// Returns all objects and problems, for a check.
     pub(super) fn into_loaded(self) -> Loaded {
         Loaded {
-            objects: self
-                .served
-                .keys()
-                .filter_map(|id| self.located(id))
-                .collect(),
+            objects: self.served.keys().filter_map(|id| self.located(id)).collect(),
             issues: self.reported_issues,
             doubts: self.reported_doubts,
         }
@@ -311,16 +302,11 @@ impl Catalog {
         let Some(winner) = self.claims.first(&id) else {
             return self.served.remove(&id).map(|_| Event::Delete(id));
         };
-        if self
-            .served
-            .get(&id)
-            .is_some_and(|served| same(served, &winner.object))
-        {
+        if self.served.get(&id).is_some_and(|served| same(served, &winner.object)) {
             return None;
         }
         self.served.insert(id.clone(), winner.object.clone());
-        self.located(&id)
-            .map(|located| Event::Apply(Box::new(located)))
+        self.located(&id).map(|located| Event::Apply(Box::new(located)))
     }
 
     /// Returns all current problems, those of the folder first, then by file.

@@ -41,10 +41,7 @@ impl Doubts {
             (true, false) => Some("there are Services and no EndpointSlice"),
             (true, true) => None,
         };
-        let files = self
-            .files
-            .iter()
-            .map(|(file, doubt)| format!("{file} {doubt}"));
+        let files = self.files.iter().map(|(file, doubt)| format!("{file} {doubt}"));
         let mut all: Vec<String> = self.folder.iter().cloned().collect();
         all.extend(files);
         all.extend(nothing.map(str::to_owned));

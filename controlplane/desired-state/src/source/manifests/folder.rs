@@ -116,9 +116,7 @@ impl Root {
         let root = self.clone();
         let stamps = disk.each(files, move |path, _| root.stamp(path).ok());
         let stamps = stamps.into_iter();
-        listing.files = stamps
-            .map(|(path, stamp)| (path, stamp.ok().flatten()))
-            .collect();
+        listing.files = stamps.map(|(path, stamp)| (path, stamp.ok().flatten())).collect();
         Ok(listing)
     }
 

@@ -79,11 +79,7 @@ pub(super) fn list_of<'n>(kind: &str, node: &'n YamlNode) -> Option<Defaults<'n>
         return Some(Defaults::default());
     }
     Some(Defaults {
-        kind: Some(
-            Kind::WITH_POLICIES
-                .into_iter()
-                .find(|kind| kind.as_str() == of)?,
-        ),
+        kind: Some(Kind::WITH_POLICIES.into_iter().find(|kind| kind.as_str() == of)?),
         api_version: node.text("apiVersion"),
     })
 }
@@ -162,9 +158,7 @@ fn object(
     };
     let metadata = node.get("metadata");
     let api_version = node.text("apiVersion").or(defaults.api_version);
-    let kind = Kind::WITH_POLICIES
-        .into_iter()
-        .find(|kind| kind.as_str() == written);
+    let kind = Kind::WITH_POLICIES.into_iter().find(|kind| kind.as_str() == written);
     let kind =
         kind.filter(|kind| api_version.is_none_or(|v| group(v) == group(kind.api_version())));
     let Some(kind) = kind else {
@@ -179,12 +173,8 @@ fn object(
     let id = identity(kind, metadata);
     let object = || ObjectRef {
         kind: written.to_owned(),
-        namespace: id
-            .as_ref()
-            .map_or_else(String::new, |id| id.namespace.to_string()),
-        name: id
-            .as_ref()
-            .map_or_else(String::new, |id| id.name.to_string()),
+        namespace: id.as_ref().map_or_else(String::new, |id| id.namespace.to_string()),
+        name: id.as_ref().map_or_else(String::new, |id| id.name.to_string()),
     };
     let keeps = || id.clone().map_or(Keeps::All, Keeps::Object);
     if !api_version.is_some_and(|version| kind.reads(version)) {

@@ -80,18 +80,11 @@ pub(super) fn cut_list<'t>(document: &TextPiece<'t>) -> Option<CutList<'t>> {
             break;
         }
     }
-    let ends = begins
-        .iter()
-        .skip(1)
-        .map(|(offset, _)| *offset)
-        .chain([end]);
-    let items = begins
-        .iter()
-        .zip(ends)
-        .map(|(&(begin, index), end)| TextPiece {
-            text: &text[begin..end],
-            line: document.line + index,
-        });
+    let ends = begins.iter().skip(1).map(|(offset, _)| *offset).chain([end]);
+    let items = begins.iter().zip(ends).map(|(&(begin, index), end)| TextPiece {
+        text: &text[begin..end],
+        line: document.line + index,
+    });
     Some(CutList {
         items: items.collect(),
         frame: [&text[..first], &text[end..]].concat(),

@@ -79,12 +79,10 @@ impl FolderView {
     pub(super) fn start(&mut self, path: &Path) -> Result<(), SourceError> {
         self.pending.everything = true;
         let watched = self.watches.add(&self.root.folder, folder_mask());
-        watched
-            .map(drop)
-            .map_err(|source| SourceError::Unwatchable {
-                path: path.display().to_string(),
-                source,
-            })
+        watched.map(drop).map_err(|source| SourceError::Unwatchable {
+            path: path.display().to_string(),
+            source,
+        })
     }
 
     pub(super) fn has_nothing_pending(&self) -> bool {
@@ -164,9 +162,7 @@ impl FolderView {
                 }
             }
         }
-        let quiet = paths
-            .into_iter()
-            .filter(|path| !self.writing.contains(path));
+        let quiet = paths.into_iter().filter(|path| !self.writing.contains(path));
         let quiet = quiet.map(|path| Question {
             is_link: self.links.contains(&path),
             path,
@@ -231,12 +227,7 @@ impl FolderView {
         self.notices = notices;
         self.unseen = unseen(&listing, &self.stamps);
 
-        let unlisted = |path: &Path| {
-            listing
-                .unlisted
-                .iter()
-                .any(|(dir, _)| path.starts_with(dir))
-        };
+        let unlisted = |path: &Path| listing.unlisted.iter().any(|(dir, _)| path.starts_with(dir));
         let gone = self.stamps.keys();
         let gone = gone.filter(|path| !listing.files.contains_key(*path) && !unlisted(path));
         let changed = listing.files.iter();
@@ -264,10 +255,7 @@ impl FolderView {
         let mut grown = false;
         let mut watched = HashMap::with_capacity(folders.len());
         for folder in folders {
-            match self
-                .watches
-                .add(self.root.folder.join(folder), folder_mask())
-            {
+            match self.watches.add(self.root.folder.join(folder), folder_mask()) {
                 Ok(watch) => {
                     grown |= self.watched.remove(&watch).is_none();
                     watched.insert(watch, folder.clone());

@@ -256,10 +256,7 @@ async fn endpoints_that_several_nodes_avoid_are_on_the_sheet_of_the_fleet() {
 fn text(overview: &Overview) -> String {
     let mut sections = overview::sections(overview);
     sections.push(strip::section(overview));
-    sections
-        .iter()
-        .map(|section| section.html.as_str())
-        .collect()
+    sections.iter().map(|section| section.html.as_str()).collect()
 }
 
 #[test]

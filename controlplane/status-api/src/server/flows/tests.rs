@@ -127,9 +127,7 @@ async fn nodes_without_agents_so_far_have_their_share() {
     assert_eq!(share(&hub, None), OF_AGENT);
     hub.store.publish(Publication {
         services: Vec::new(),
-        nodes: (0..1_000)
-            .map(|n| NodeFacts::sample(&format!("n{n}")))
-            .collect(),
+        nodes: (0..1_000).map(|n| NodeFacts::sample(&format!("n{n}"))).collect(),
         policies: Default::default(),
         service_cidrs: None,
         observed_at: SystemTime::now(),

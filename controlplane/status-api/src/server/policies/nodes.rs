@@ -80,9 +80,6 @@ impl Connection {
                  whatever policies say"
             ))
         };
-        [&self.from, &self.to]
-            .into_iter()
-            .filter_map(note)
-            .collect()
+        [&self.from, &self.to].into_iter().filter_map(note).collect()
     }
 }

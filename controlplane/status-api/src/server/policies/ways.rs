@@ -260,9 +260,7 @@ impl JudgedWays {
                 self.open,
                 endpoints(all)
             ));
-            explanation
-                .summary
-                .push_str(", if NetworkPolicies allow its sender");
+            explanation.summary.push_str(", if NetworkPolicies allow its sender");
         }
         if self.unnamed {
             let text = "NetworkPolicies of the sending Pod are not judged, since it is not named: --from \

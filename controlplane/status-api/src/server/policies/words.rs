@@ -151,9 +151,7 @@ mod tests {
         let all = Some(Selector::default);
         let block = Block {
             range: "10.0.0.0/8".parse().unwrap(),
-            except: ["10.1.0.0/16", "10.2.0.0/16"]
-                .map(|of| of.parse().unwrap())
-                .to_vec(),
+            except: ["10.1.0.0/16", "10.2.0.0/16"].map(|of| of.parse().unwrap()).to_vec(),
         };
         for (peers, ports, ingress, egress) in [
             (

@@ -27,11 +27,7 @@ impl Wait {
     /// Begins with the Services of the Pod.
     pub(super) fn new(services: impl IntoIterator<Item = ServiceName>) -> Self {
         let services = services.into_iter();
-        Self(
-            services
-                .map(|name| (name, Stage::Led(Lead::Ready)))
-                .collect(),
-        )
+        Self(services.map(|name| (name, Stage::Led(Lead::Ready))).collect())
     }
 
     /// Notes why nodes that hold a revision lead to the Pod, if they do. A Pod that is chosen again begins anew.
@@ -80,10 +76,7 @@ impl Wait {
     /// Returns the outcome when the time is over, and what is missing.
     pub(super) fn ends(&self) -> (LeavingOutcome, String) {
         let led = |wanted| {
-            let of = self
-                .0
-                .iter()
-                .filter(move |(_, stage)| **stage == Stage::Led(wanted));
+            let of = self.0.iter().filter(move |(_, stage)| **stage == Stage::Led(wanted));
             of.map(|(name, _)| name.to_string()).collect::<Vec<_>>()
         };
         let ready = led(Lead::Ready);

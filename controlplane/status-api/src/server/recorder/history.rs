@@ -68,11 +68,7 @@ fn of_change(hub: &Hub, change: &Change, only: &str) -> pb::ServiceChange {
         observed_ms: change.observed_ms,
         published_ms: change.published_ms,
         single_nodes: change.revision > 0 && !change.shared,
-        causes: change
-            .causes
-            .iter()
-            .map(|cause| wire::cause(cause))
-            .collect(),
+        causes: change.causes.iter().map(|cause| wire::cause(cause)).collect(),
         indirect: change.indirect,
         ..pb::ServiceChange::default()
     };
@@ -82,25 +78,24 @@ fn of_change(hub: &Hub, change: &Change, only: &str) -> pb::ServiceChange {
     let concerned = |node: &str| change.shared || has_endpoint(change, node);
     if only.is_empty() {
         let (mut slowest, mut waiting) = (Vec::new(), Vec::new());
-        hub.fleet
-            .reached(change.revision, |node, reached, applied| {
-                if !concerned(node) {
+        hub.fleet.reached(change.revision, |node, reached, applied| {
+            if !concerned(node) {
+                return;
+            }
+            answer.nodes += 1;
+            let (at_ms, or_before) = match reached {
+                Reached::At(at) => (at, false),
+                Reached::By(at) => (at, true),
+                Reached::NotYet => {
+                    if waiting.len() < NAMED {
+                        waiting.push(named(node, 0, false, applied));
+                    }
                     return;
                 }
-                answer.nodes += 1;
-                let (at_ms, or_before) = match reached {
-                    Reached::At(at) => (at, false),
-                    Reached::By(at) => (at, true),
-                    Reached::NotYet => {
-                        if waiting.len() < NAMED {
-                            waiting.push(named(node, 0, false, applied));
-                        }
-                        return;
-                    }
-                };
-                count(&mut answer, at_ms);
-                slowest.push((at_ms, or_before, applied, node.clone()));
-            });
+            };
+            count(&mut answer, at_ms);
+            slowest.push((at_ms, or_before, applied, node.clone()));
+        });
         slowest.sort_by_cached_key(|(at, _, _, node)| (Reverse(*at), node.clone()));
         slowest.truncate(NAMED);
         let slowest = slowest

@@ -73,9 +73,7 @@ impl StatusServer {
         let kernel = heard.part(|reported| reported.kernel.as_ref(), |kernel| &kernel.error);
         let (kernel, finding) = expected.compare(kernel);
         explanation.kernel = Some(kernel);
-        explanation
-            .findings
-            .extend(finding.as_ref().map(Finding::to_wire));
+        explanation.findings.extend(finding.as_ref().map(Finding::to_wire));
         let nodes = why::nodes_of(&explanation);
         let around = around(&self.hub, &name, &nodes, &others);
         explanation.findings.extend(around);

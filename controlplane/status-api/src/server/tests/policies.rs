@@ -180,10 +180,7 @@ async fn policies_come_in_pages_and_by_namespace() {
     };
     let wrong = server.list_policies(Request::new(wrong)).await;
     assert_eq!(wrong.unwrap_err().code(), Code::InvalidArgument);
-    let fleet = server
-        .get_fleet(Request::new(pb::GetFleetRequest::default()))
-        .await
-        .unwrap();
+    let fleet = server.get_fleet(Request::new(pb::GetFleetRequest::default())).await.unwrap();
     let plane = fleet.into_inner().control_plane.unwrap();
     assert_eq!(plane.policies, 2);
 }
@@ -347,9 +344,7 @@ async fn cluster_policies_are_listed_described_and_named_in_verdicts() {
         ingress.rule,
         "Accept: from all Pods in namespaces team=a, to all ports"
     );
-    let denied = judged(&server, "other/web-0", "10.0.0.9", 80)
-        .await
-        .unwrap();
+    let denied = judged(&server, "other/web-0", "10.0.0.9", 80).await.unwrap();
     let egress = denied.egress.unwrap();
     assert_eq!(
         (denied.allowed, egress.verdict()),
@@ -409,9 +404,7 @@ fn with_service(mut objects: Vec<Object>) -> Vec<Object> {
 async fn problems(objects: Vec<Object>, policy: &str) -> (Vec<String>, String) {
     let server = server_of(true, objects).await;
     let issues = describe(&server, policy).await.unwrap().issues;
-    let warned = issues
-        .iter()
-        .filter(|of| of.severity() == pb::Severity::Warning);
+    let warned = issues.iter().filter(|of| of.severity() == pb::Severity::Warning);
     let codes = warned.map(|issue| issue.code.clone());
     let texts = issues.iter().map(|issue| issue.reason.as_str());
     (codes.collect(), texts.collect::<Vec<_>>().join("\n"))
@@ -523,9 +516,7 @@ async fn a_packet_that_policies_deny_does_not_arrive_and_the_nearest_rule_says_w
     );
     assert!(finding.fix.contains("kpctl describe policy shop/db"));
     // What the node would try tells nothing.
-    let tried = server
-        .try_service(Request::new(sent_by("other/web-0", "n1")))
-        .await;
+    let tried = server.try_service(Request::new(sent_by("other/web-0", "n1"))).await;
     let tried = tried.unwrap().into_inner();
     assert!(tried.error.contains("kubectl exec"), "{}", tried.error);
     // The sender's own policies.
@@ -537,9 +528,7 @@ async fn a_packet_that_policies_deny_does_not_arrive_and_the_nearest_rule_says_w
         "{text}"
     );
     // The right peer, and the wrong port.
-    let judged = judged(&server, "shop/web-0", "shop/db-0", 80)
-        .await
-        .unwrap();
+    let judged = judged(&server, "shop/web-0", "shop/db-0", 80).await.unwrap();
     let reason = judged.ingress.unwrap().reason;
     assert!(
         reason.ends_with("and TCP 80 is none of its ports"),
@@ -557,13 +546,11 @@ fn counting_agent(
     let (session, _, mut questions) = begun.unwrap();
     tokio::spawn(async move {
         while let Some(asked) = questions.recv().await {
-            let pods = reported
-                .iter()
-                .map(|(address, direction, packets)| pb::DeniedPod {
-                    address: (*address).to_owned(),
-                    direction: (*direction).into(),
-                    packets: *packets,
-                });
+            let pods = reported.iter().map(|(address, direction, packets)| pb::DeniedPod {
+                address: (*address).to_owned(),
+                direction: (*direction).into(),
+                packets: *packets,
+            });
             let denials = asked.inspect.denials.as_ref().map(|_| pb::Denials {
                 pods: pods.collect(),
                 ..pb::Denials::default()
@@ -646,9 +633,7 @@ async fn policies_judge_the_address_that_a_masqueraded_packet_has() {
     // Nothing is claimed without the address that decides.
     let reported = fate(&server, sent(Pod, "", "n1")).await.unwrap();
     assert!(
-        reported
-            .summary
-            .ends_with(", if NetworkPolicies allow its sender"),
+        reported.summary.ends_with(", if NetworkPolicies allow its sender"),
         "{}",
         reported.summary
     );

@@ -137,10 +137,7 @@ async fn many_services_come_in_pages_that_any_client_takes() {
         sizes[0] > USUAL_LIMIT / 4,
         "pages are as large as they may be: {sizes:?}"
     );
-    let all: Vec<String> = pages
-        .iter()
-        .flat_map(|page| names(&page.services))
-        .collect();
+    let all: Vec<String> = pages.iter().flat_map(|page| names(&page.services)).collect();
     assert_eq!(all.len(), 2 * MANY);
     assert!(all.is_sorted(), "each once, in order");
     assert!(all.windows(2).all(|pair| pair[0] != pair[1]));
@@ -198,10 +195,7 @@ async fn filters_of_lists() {
             ..Default::default()
         };
         let pages = cluster.list(request).await;
-        let found: Vec<String> = pages
-            .iter()
-            .flat_map(|page| names(&page.services))
-            .collect();
+        let found: Vec<String> = pages.iter().flat_map(|page| names(&page.services)).collect();
         let expected = expected.iter();
         let expected = expected.flat_map(|of| [format!("{of}:http"), format!("{of}:https")]);
         assert_eq!(
@@ -236,12 +230,7 @@ async fn a_watch_of_services_sends_what_changes() {
             );
         }
     };
-    let of = |ports: &[&str]| {
-        ports
-            .iter()
-            .map(|&port| port.to_owned())
-            .collect::<Vec<_>>()
-    };
+    let of = |ports: &[&str]| ports.iter().map(|&port| port.to_owned()).collect::<Vec<_>>();
     let all = of(&[
         "shop/api:http",
         "shop/api:https",
@@ -275,9 +264,7 @@ async fn why_from_outside_names_who_has_the_address() {
             "clusterIP": ip, "clusterIPs": [ip], "externalIPs": ["203.0.113.1"],
             "ports": [{"name": "http", "port": 80}],
         });
-        spec.as_object_mut()
-            .unwrap()
-            .extend(more.as_object().unwrap().clone());
+        spec.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
         let value = objects::service("shop", name, spec);
         Object::Service(serde_json::from_value(value).unwrap())
     };
@@ -307,12 +294,7 @@ async fn why_from_outside_names_who_has_the_address() {
     let owner = "address 203.0.113.1:80/TCP belongs to shop/a-first";
     let reported = why("a-first").await.unwrap();
     assert_eq!(reported.to, "203.0.113.1:80");
-    assert!(
-        reported
-            .findings
-            .iter()
-            .all(|of| of.code != "AddressConflict")
-    );
+    assert!(reported.findings.iter().all(|of| of.code != "AddressConflict"));
     let lost = why("b-second").await.unwrap_err();
     assert!(lost.message().contains(owner), "{lost}");
     let reported = why("c-third").await.unwrap();

@@ -199,11 +199,7 @@ impl<T: Tables> IptablesDataPath<T> {
                 let before = ruleset.rules_of(step.table, *name);
                 self.counts[table] = self.counts[table].saturating_sub(before);
             }
-            let new: u64 = step
-                .write
-                .iter()
-                .map(|c| u64::from(c.content.rules()))
-                .sum();
+            let new: u64 = step.write.iter().map(|c| u64::from(c.content.rules())).sum();
             last[table] += new;
             self.counts[table] += new;
         }

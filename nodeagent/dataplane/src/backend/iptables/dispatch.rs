@@ -261,10 +261,7 @@ impl Dispatch {
             Layout::Tree => LEAF,
         };
         let range = self.space.range(slot);
-        let entries: Vec<_> = view
-            .range(range.clone())
-            .take(most.saturating_add(1))
-            .collect();
+        let entries: Vec<_> = view.range(range.clone()).take(most.saturating_add(1)).collect();
         let Some((first, _)) = entries.first() else {
             return Shape::Empty;
         };
@@ -300,9 +297,7 @@ impl Dispatch {
             Shape::Empty => Vec::new(),
             Shape::Leaf(entries) => {
                 let entries = entries.iter();
-                entries
-                    .flat_map(|(point, entry)| self.entry_rules(*point, entry))
-                    .collect()
+                entries.flat_map(|(point, entry)| self.entry_rules(*point, entry)).collect()
             }
             Shape::Inner { parts, .. } => {
                 let jump = |part: &Prefix| self.space.limit(Rule::jump(self.name(*part)), *part);
@@ -322,9 +317,7 @@ impl Dispatch {
         if !self.counted {
             return vec![rule];
         }
-        let counted = rule
-            .clone()
-            .destination(Sense::Is, super::layout::localhost());
+        let counted = rule.clone().destination(Sense::Is, super::layout::localhost());
         vec![counted.when(Match::Count(Counter::LocalhostAccepted)), rule]
     }
 }
@@ -481,11 +474,7 @@ impl<'a> View<'a> {
     fn last(self, range: RangeInclusive<Point>) -> Option<Point> {
         let kept = |(point, _): &(&Point, &DispatchRule)| !self.over.contains_key(*point);
         let base = self.base.range(range.clone()).rev().find(kept);
-        let over = self
-            .over
-            .range(range)
-            .rev()
-            .find(|(_, entry)| entry.is_some());
+        let over = self.over.range(range).rev().find(|(_, entry)| entry.is_some());
         let base = base.map(|(point, _)| *point);
         base.max(over.map(|(point, _)| *point))
     }

@@ -38,9 +38,7 @@ impl Pods {
     /// Returns a rule for each source of pods, made from `rule`, which applies to all packets.
     pub(super) fn only_pods(&self, rule: &Rule) -> Vec<Rule> {
         let sources = self.sources.iter();
-        sources
-            .map(|source| source.limit(rule.clone(), Sense::Is))
-            .collect()
+        sources.map(|source| source.limit(rule.clone(), Sense::Is)).collect()
     }
 
     /// Returns the rule that marks packets to a ClusterIP for masquerading if they are not from pods. It is
@@ -203,18 +201,12 @@ pub(super) fn to_node_ports(settings: &RuleSettings, node: &NodePlan) -> Vec<Rul
         }];
     }
     let inside = |range: &Cidr| excluded.is_some_and(|loopback| loopback.covers(*range));
-    let ranges: Vec<Cidr> = node
-        .nodeport_ips
-        .iter()
-        .copied()
-        .filter(|range| !inside(range))
-        .collect();
+    let ranges: Vec<Cidr> =
+        node.nodeport_ips.iter().copied().filter(|range| !inside(range)).collect();
     // One rule has one condition on the destination.
     let around = excluded.filter(|loopback| ranges.iter().any(|range| range.covers(*loopback)));
     let except = around.map(|loopback| Rule::new(Target::Return).destination(Sense::Is, loopback));
-    let ranges = ranges
-        .into_iter()
-        .map(|range| jump().destination(Sense::Is, range));
+    let ranges = ranges.into_iter().map(|range| jump().destination(Sense::Is, range));
     except.into_iter().chain(ranges).collect()
 }
 

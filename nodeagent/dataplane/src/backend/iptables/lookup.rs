@@ -367,11 +367,7 @@ mod tests {
         let text = TEXT.replace("-A PREROUTING", "-A OUTPUT");
         let at = "10.96.0.1:80".parse().unwrap();
         let protocol = Protocol::Tcp;
-        assert!(
-            follow(&text, PacketTarget::Address { at, protocol })
-                .endpoints
-                .is_empty()
-        );
+        assert!(follow(&text, PacketTarget::Address { at, protocol }).endpoints.is_empty());
     }
 
     #[test]

@@ -345,9 +345,7 @@ fn hash(bytes: &[u8]) -> [u8; HASH_CHARS] {
     // 5 bytes are 8 characters.
     let bytes = digest.as_ref().chunks_exact(5);
     for (chars, bytes) in chars.chunks_exact_mut(8).zip(bytes) {
-        let bits = bytes
-            .iter()
-            .fold(0_u64, |bits, b| bits << 8 | u64::from(*b));
+        let bits = bytes.iter().fold(0_u64, |bits, b| bits << 8 | u64::from(*b));
         for (position, char) in chars.iter_mut().enumerate() {
             *char = ALPHABET[(bits >> (35 - 5 * position) & 31) as usize];
         }

@@ -142,12 +142,7 @@ impl Space {
         let address = u32::from(free.saturating_sub(REST_BITS));
         let rest = u32::from(free.min(REST_BITS));
         let first = Point {
-            address: of
-                .address
-                .checked_shr(address)
-                .unwrap_or(0)
-                .checked_shl(address)
-                .unwrap_or(0),
+            address: of.address.checked_shr(address).unwrap_or(0).checked_shl(address).unwrap_or(0),
             rest: of.rest >> rest << rest,
         };
         Prefix { first, len }

@@ -222,8 +222,7 @@ impl TableChange {
         let order = |chain: &Written| (chain.name.rank(), Reverse(chain.depth));
         self.write
             .sort_by_cached_key(|chain| (order(chain), chain.name.place_among(many)));
-        self.delete
-            .sort_by_cached_key(|name| (Reverse(name.rank()), *name));
+        self.delete.sort_by_cached_key(|name| (Reverse(name.rank()), *name));
     }
 }
 
@@ -360,10 +359,7 @@ impl Ruleset {
                 Some(_) => differences.push(format!("{table} {name} has other rules")),
             }
         }
-        let others = found
-            .chains
-            .keys()
-            .filter(|id| !self.chains.contains_key(id));
+        let others = found.chains.keys().filter(|id| !self.chains.contains_key(id));
         differences
             .extend(others.map(|(table, name)| format!("{table} {name} is another program's")));
         for jump in jumps() {
@@ -404,8 +400,6 @@ impl Ruleset {
     /// Returns the number of rules in a table.
     pub fn rules_in(&self, table: TableName) -> u64 {
         let of_table = self.chains.iter().filter(|((t, _), _)| *t == table);
-        of_table
-            .map(|(_, held)| u64::from(held.content.rules))
-            .sum()
+        of_table.map(|(_, held)| u64::from(held.content.rules)).sum()
     }
 }

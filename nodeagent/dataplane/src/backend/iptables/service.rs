@@ -24,13 +24,10 @@ pub(super) struct Writer<'a> {
 
 impl<'a> Writer<'a> {
     pub(super) fn new(plan: &'a ServicePlan, pods: &'a Pods, endpoint_comments: bool) -> Self {
-        let cluster = plan
-            .frontends
-            .iter()
-            .find_map(|frontend| match frontend.policy {
-                TrafficPolicy::Cluster => Some(&frontend.endpoints),
-                TrafficPolicy::Local => frontend.inside.as_ref(),
-            });
+        let cluster = plan.frontends.iter().find_map(|frontend| match frontend.policy {
+            TrafficPolicy::Cluster => Some(&frontend.endpoints),
+            TrafficPolicy::Local => frontend.inside.as_ref(),
+        });
         let mut local = plan.frontends.iter();
         let local = local.find(|frontend| frontend.policy == TrafficPolicy::Local);
         Self {
@@ -136,10 +133,7 @@ impl<'a> Writer<'a> {
         all.dedup();
         let rules = |to: EndpointAddr| {
             let chain = ChainName::endpoint(&self.plan.key, to);
-            let name = || {
-                self.endpoint_comments
-                    .then(|| self.label.clone().map(Comment::Name))
-            };
+            let name = || self.endpoint_comments.then(|| self.label.clone().map(Comment::Name));
             // An endpoint that reaches itself must see the node as its client (A15).
             let hairpin = Rule::jump(ChainName::MARK_MASQ)
                 .source(Sense::Is, Cidr::single(to.ip))

@@ -201,11 +201,7 @@ impl<'a> Staging<'a> {
             true => self.ruleset.lists.iter().map(Dispatch::all_gone).collect(),
             false => nothing,
         };
-        let filter = || {
-            List::ALL
-                .into_iter()
-                .filter(|list| list.table() == TableName::Filter)
-        };
+        let filter = || List::ALL.into_iter().filter(|list| list.table() == TableName::Filter);
         let has = |goes: bool| {
             let mut entries = filter().flat_map(|list| lists[list as usize].values());
             entries.any(|entry| entry.is_none() == goes)
@@ -244,8 +240,7 @@ impl<'a> Staging<'a> {
         self.constants(&mut step);
         self.lists(&mut step, before, after);
         let gone: Vec<ChainName> = self.released.difference(&self.taken).copied().collect();
-        gone.into_iter()
-            .for_each(|name| self.delete(&mut step, name));
+        gone.into_iter().for_each(|name| self.delete(&mut step, name));
         self.jumps(&mut step);
         step
     }
@@ -276,16 +271,8 @@ impl<'a> Staging<'a> {
                 None => self.ensure(step, constant.name),
             }
         }
-        let before = self
-            .ruleset
-            .node
-            .as_ref()
-            .map(|node| constants(settings, node));
-        for old in before
-            .into_iter()
-            .flatten()
-            .filter(|old| old.table == table)
-        {
+        let before = self.ruleset.node.as_ref().map(|node| constants(settings, node));
+        for old in before.into_iter().flatten().filter(|old| old.table == table) {
             if now.iter().all(|constant| constant.name != old.name) {
                 self.delete(step, old.name);
             }
@@ -356,11 +343,7 @@ impl<'a> Staging<'a> {
         if !self.after.complete {
             return;
         }
-        let unwanted = self
-            .ruleset
-            .chains
-            .keys()
-            .filter(|id| !self.wanted.contains(id));
+        let unwanted = self.ruleset.chains.keys().filter(|id| !self.wanted.contains(id));
         let unwanted: Vec<ChainId> = unwanted.copied().collect();
         for (table, name) in unwanted {
             // This is the last step of a table, after which nothing jumps to the chain.

@@ -89,9 +89,7 @@ fn node_plan(family: Family, settings: &NodeSettings) -> NodePlan {
 
 fn pods() -> NodeSettings {
     NodeSettings {
-        cluster_cidrs: ["10.244.0.0/16", "fd24::/16"]
-            .map(|range| range.parse().unwrap())
-            .into(),
+        cluster_cidrs: ["10.244.0.0/16", "fd24::/16"].map(|range| range.parse().unwrap()).into(),
         ..NodeSettings::default()
     }
 }

@@ -76,10 +76,7 @@ impl Label {
         if namespace.is_empty() || name.is_empty() {
             return None;
         }
-        if ![namespace, name, &key.port_name]
-            .into_iter()
-            .all(|part| fits(part))
-        {
+        if ![namespace, name, &key.port_name].into_iter().all(|part| fits(part)) {
             return None;
         }
         let colon = if key.port_name.is_empty() { "" } else { ":" };

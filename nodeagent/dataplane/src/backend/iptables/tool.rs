@@ -247,9 +247,7 @@ impl Tool {
     /// Returns the programs of plain `iptables`, of either kind.
     fn plain(family: Family) -> Option<Self> {
         let tool = Self::named(plain_name(family).to_owned(), Flavour::Legacy, family)?;
-        let is_nft = tool
-            .version_text()
-            .is_ok_and(|text| text.contains("nf_tables"));
+        let is_nft = tool.version_text().is_ok_and(|text| text.contains("nf_tables"));
         let flavour = if is_nft {
             Flavour::Nft
         } else {
@@ -328,9 +326,7 @@ impl Tool {
             name: self.name.clone(),
             reason,
         };
-        let text = self
-            .version_text()
-            .map_err(|error| unknown(error.to_string()))?;
+        let text = self.version_text().map_err(|error| unknown(error.to_string()))?;
         let version = Version::parse(&text)
             .ok_or_else(|| unknown(format!("{:?} is no version", text.trim())))?;
         if version < OLDEST {

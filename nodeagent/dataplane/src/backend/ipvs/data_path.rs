@@ -217,11 +217,7 @@ impl<K: Kernel> IpvsDataPath<K> {
         failures: &mut Vec<Failure>,
     ) -> Result<u64, StepError> {
         let (refused, bytes) = self.kernel.perform(ops).map_err(interrupted)?;
-        let those: HashSet<Op> = refused
-            .iter()
-            .filter_map(|r| ops.get(r.index))
-            .copied()
-            .collect();
+        let those: HashSet<Op> = refused.iter().filter_map(|r| ops.get(r.index)).copied().collect();
         let owners = state.owners(&those);
         let mut refused = refused.into_iter().peekable();
         for (index, op) in ops.iter().enumerate() {
@@ -270,11 +266,7 @@ impl<K: Kernel> IpvsDataPath<K> {
         let foreign = state.adopt(reading.snapshot, first);
         self.seen.at = Some(Instant::now());
         if !foreign.is_empty() && foreign != self.foreign {
-            let names: Vec<String> = foreign
-                .iter()
-                .take(NAMED)
-                .map(ToString::to_string)
-                .collect();
+            let names: Vec<String> = foreign.iter().take(NAMED).map(ToString::to_string).collect();
             tracing::warn!(
                 %family, count = foreign.len(), first = names.join(", "),
                 "leaving virtual servers of other programs on addresses of Services alone"

@@ -141,9 +141,7 @@ fn release(
         held += kept.len();
         let changes: Vec<_> = free.iter().map(|ip| (false, *ip)).collect();
         links.perform(link, &changes)?;
-        let entries = free
-            .iter()
-            .map(|ip| ipset::SetCommand::Delete(set, Entry::Ip(*ip)));
+        let entries = free.iter().map(|ip| ipset::SetCommand::Delete(set, Entry::Ip(*ip)));
         sets.perform(&entries.collect::<Vec<_>>())?;
     }
     Ok(held)

@@ -59,9 +59,7 @@ pub(in crate::backend) fn look_up(target: PacketTarget) -> Result<KernelState, N
 }
 
 fn place(server: &Server) -> String {
-    let scheduler = server
-        .mode
-        .map_or("unknown", |mode| mode.scheduler.as_str());
+    let scheduler = server.mode.map_or("unknown", |mode| mode.scheduler.as_str());
     format!("virtual server {} {scheduler}", server.key)
 }
 

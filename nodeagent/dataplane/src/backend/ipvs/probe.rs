@@ -120,9 +120,7 @@ fn make_set(sets: &mut IpSets, kind: SetType, family: Family) -> Result<(), Stri
         let (name, module) = (kind.as_str(), kind.module());
         format!("no IP sets of type {name}: {error}; load the kernel module {module}")
     };
-    let (refused, _) = sets
-        .perform(&[create])
-        .map_err(|error| missing(error.to_string()))?;
+    let (refused, _) = sets.perform(&[create]).map_err(|error| missing(error.to_string()))?;
     match refused.first() {
         None => Ok(()),
         Some(refusal) => Err(missing(refusal.errno.to_string())),

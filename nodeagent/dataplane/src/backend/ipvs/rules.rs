@@ -305,11 +305,7 @@ pub(super) struct Steps {
 impl Steps {
     /// Returns the number of chains written and jumps set.
     pub(super) fn len(&self) -> usize {
-        self.first
-            .iter()
-            .chain(&self.last)
-            .map(TableChange::len)
-            .sum()
+        self.first.iter().chain(&self.last).map(TableChange::len).sum()
     }
 
     /// Returns the first difference, human-readable.

@@ -228,10 +228,7 @@ pub(crate) fn is_name(name: &str) -> bool {
 pub(super) fn capacity_for(entries: usize) -> u32 {
     let entries = u32::try_from(entries).unwrap_or(u32::MAX);
     let wanted = entries.saturating_mul(SPARE);
-    wanted
-        .checked_next_power_of_two()
-        .unwrap_or(u32::MAX)
-        .max(CAPACITY)
+    wanted.checked_next_power_of_two().unwrap_or(u32::MAX).max(CAPACITY)
 }
 
 #[cfg(test)]

@@ -176,11 +176,7 @@ impl IpvsState {
 
     fn release(&mut self, key: &ServiceKey, demand: &Demand, dirty: &mut Dirty) {
         for server in &demand.servers {
-            if self
-                .claims
-                .get(&server.key)
-                .is_some_and(|c| c.owner == *key)
-            {
+            if self.claims.get(&server.key).is_some_and(|c| c.owner == *key) {
                 self.claims.remove(&server.key);
                 dirty.servers.insert(server.key);
             }
@@ -264,10 +260,7 @@ impl IpvsState {
         let entries = self.entries.keys().copied();
         let wanted = self.claims.iter();
         let wrong = wanted.filter(|(key, claim)| self.held.get(key).is_none_or(|h| !claim.is(h)));
-        let gone = self
-            .held
-            .keys()
-            .filter(|key| !self.claims.contains_key(key));
+        let gone = self.held.keys().filter(|key| !self.claims.contains_key(key));
         let bound = self.addresses.keys();
         let unbound = bound.filter(|ip| !self.held_addresses.contains(ip));
         let left = self.held_addresses.iter();
@@ -342,12 +335,11 @@ impl IpvsState {
             ops.ready.push(ipvs(Command::SetServer(key, claim.mode)));
         }
         for real in &*claim.reals {
-            ops.ready
-                .extend(match held.reals.get(real).map(|r| r.weight) {
-                    None => Some(ipvs(Command::AddReal(key, *real, SERVES))),
-                    Some(Some(SERVES)) => None,
-                    Some(_) => Some(ipvs(Command::SetReal(key, *real, SERVES))),
-                });
+            ops.ready.extend(match held.reals.get(real).map(|r| r.weight) {
+                None => Some(ipvs(Command::AddReal(key, *real, SERVES))),
+                Some(Some(SERVES)) => None,
+                Some(_) => Some(ipvs(Command::SetReal(key, *real, SERVES))),
+            });
         }
         for (real, HeldReal { weight, .. }) in &held.reals {
             if claim.reals.binary_search(real).is_ok() {
@@ -443,8 +435,7 @@ impl IpvsState {
             drains && real.active + real.inactive == 0
         };
         let idle = reals.iter().filter(idle);
-        idle.map(|real| Op::Ipvs(Command::DeleteReal(real.server, real.at)))
-            .collect()
+        idle.map(|real| Op::Ipvs(Command::DeleteReal(real.server, real.at))).collect()
     }
 
     /// Returns the number of entries that a set must have, and the entries that it has.

@@ -30,13 +30,8 @@ pub(super) fn apply(settings: &IpvsSettings) -> Vec<String> {
     let release = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
     let reuse = version(&release).is_some_and(|version| version < REUSE_FIXED);
     let strict = STRICT_ARP.iter().filter(|_| settings.strict_arp);
-    let wanted = ALWAYS
-        .iter()
-        .chain(Some(&REUSE).filter(|_| reuse))
-        .chain(strict);
-    wanted
-        .filter_map(|(file, value)| ensure(file, value).err())
-        .collect()
+    let wanted = ALWAYS.iter().chain(Some(&REUSE).filter(|_| reuse)).chain(strict);
+    wanted.filter_map(|(file, value)| ensure(file, value).err()).collect()
 }
 
 fn ensure(file: &str, value: &str) -> Result<(), String> {

@@ -218,10 +218,7 @@ impl Netlink {
 
     /// Listens again. If another program may have changed something meanwhile, everything is read.
     fn resume(&mut self) {
-        let listens = self
-            .monitor
-            .resume()
-            .and_then(|()| self.socket.generation());
+        let listens = self.monitor.resume().and_then(|()| self.socket.generation());
         if !listens.is_ok_and(|generation| self.ledger.head() == Some(generation)) {
             self.ledger.lose();
         }

@@ -107,14 +107,12 @@ impl Group {
         let mut chains = vec![pick, keep];
         if self.id.scope() == Scope::Local {
             let inside = self.inside_apart.then(|| self.id.other());
-            let split = inside
-                .into_iter()
-                .fold(chain(GroupPart::Split), |split, inside| {
-                    split
-                        .rule([RuleStep::In(Set::PodCidrs), RuleStep::GotoKeep(inside)])
-                        .rule([RuleStep::FromPodInterface, RuleStep::GotoKeep(inside)])
-                        .rule([RuleStep::FromThisNode, RuleStep::GotoKeep(inside)])
-                });
+            let split = inside.into_iter().fold(chain(GroupPart::Split), |split, inside| {
+                split
+                    .rule([RuleStep::In(Set::PodCidrs), RuleStep::GotoKeep(inside)])
+                    .rule([RuleStep::FromPodInterface, RuleStep::GotoKeep(inside)])
+                    .rule([RuleStep::FromThisNode, RuleStep::GotoKeep(inside)])
+            });
             chains.push(split.rule([RuleStep::GotoKeep(self.id)]));
         }
         chains

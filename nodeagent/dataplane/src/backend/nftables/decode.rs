@@ -43,8 +43,7 @@ impl Decoder {
     /// Adds the entries of one `NFTA_SET_ELEM_LIST_ELEMENTS`.
     pub(super) fn take(&mut self, list: Attributes<'_>) -> Result<(), Foreign> {
         for entry in list {
-            self.entry(entry.children())
-                .ok_or(Foreign { set: self.set })?;
+            self.entry(entry.children()).ok_or(Foreign { set: self.set })?;
         }
         Ok(())
     }

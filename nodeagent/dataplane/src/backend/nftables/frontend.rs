@@ -36,10 +36,7 @@ impl Entry {
     pub(super) fn next(before: Option<&Self>, plan: &Frontend, sticky: Option<Sticky>) -> Self {
         let slots = before.map_or(&[][..], |b| &b.slots);
         let inside = before.and_then(|b| b.inside.as_deref()).unwrap_or_default();
-        let wanted_inside = plan
-            .inside
-            .as_deref()
-            .filter(|endpoints| !endpoints.is_empty());
+        let wanted_inside = plan.inside.as_deref().filter(|endpoints| !endpoints.is_empty());
         let entry = Self {
             slots: place(slots, &plan.endpoints),
             inside: wanted_inside.map(|wanted| place(inside, wanted)),
@@ -78,13 +75,9 @@ fn place(before: &[EndpointAddr], wanted: &[EndpointAddr]) -> Vec<EndpointAddr> 
     placed.resize(wanted.len(), None);
     let mut kept: Vec<EndpointAddr> = placed.iter().flatten().copied().collect();
     kept.sort_unstable();
-    let mut others = wanted
-        .iter()
-        .filter(|endpoint| kept.binary_search(endpoint).is_err());
+    let mut others = wanted.iter().filter(|endpoint| kept.binary_search(endpoint).is_err());
     // There are as many gaps as remaining endpoints: both are `wanted` without `kept`.
-    let filled = placed
-        .into_iter()
-        .filter_map(|slot| slot.or_else(|| others.next().copied()));
+    let filled = placed.into_iter().filter_map(|slot| slot.or_else(|| others.next().copied()));
     filled.collect()
 }
 
@@ -124,17 +117,9 @@ pub(super) fn diff(at: FrontendAddr, before: Option<&Entry>, after: Option<&Entr
     let old = before.map(|entry| place.members(entry)).unwrap_or_default();
     let new = after.map(|entry| place.members(entry)).unwrap_or_default();
     let mut ops = Ops {
-        delete: old
-            .iter()
-            .filter(|element| !new.contains(element))
-            .copied()
-            .collect(),
+        delete: old.iter().filter(|element| !new.contains(element)).copied().collect(),
         groups: Vec::new(),
-        add: new
-            .iter()
-            .filter(|element| !old.contains(element))
-            .copied()
-            .collect(),
+        add: new.iter().filter(|element| !old.contains(element)).copied().collect(),
     };
     let slots = |entry: Option<&Entry>| entry.map(|e| e.slots.clone()).unwrap_or_default();
     let inside = |entry: Option<&Entry>| entry.and_then(|e| e.inside.clone()).unwrap_or_default();
@@ -216,11 +201,7 @@ impl FrontendKeys {
         if let Some(class) = Class::of(entry.slots.len()) {
             sets.push(Set::Class(self.balancer, class));
         }
-        if let Some(class) = entry
-            .inside
-            .as_ref()
-            .and_then(|inside| Class::of(inside.len()))
-        {
+        if let Some(class) = entry.inside.as_ref().and_then(|inside| Class::of(inside.len())) {
             sets.push(pick(Set::InsideServices, Set::InsideNodeports));
             sets.push(Set::Class(self.inside_balancer, class));
         }
@@ -290,10 +271,8 @@ impl FrontendKeys {
             if old == new {
                 continue;
             }
-            ops.delete
-                .extend(old.map(|endpoint| element(index, *endpoint)));
-            ops.add
-                .extend(new.map(|endpoint| element(index, *endpoint)));
+            ops.delete.extend(old.map(|endpoint| element(index, *endpoint)));
+            ops.add.extend(new.map(|endpoint| element(index, *endpoint)));
         }
     }
 

@@ -151,8 +151,7 @@ impl StagedGroups {
                 shared: others.is_some() && endpoints.iter().all(may),
             };
             let endpoints = Some(endpoints.clone());
-            self.0
-                .insert(group.id, Some(HeldGroup { group, endpoints }));
+            self.0.insert(group.id, Some(HeldGroup { group, endpoints }));
         }
     }
 }

@@ -328,12 +328,8 @@ fn base_chains() -> [Chain; 10] {
                 ToLoopback,
                 Jump("loopback-nodeports"),
             ]),
-        filter("forward", HookPoint::Forward)
-            .rule(unserved)
-            .rule(unallocated),
-        filter("output", HookPoint::Output)
-            .rule(unserved)
-            .rule(unallocated),
+        filter("forward", HookPoint::Forward).rule(unserved).rule(unallocated),
+        filter("output", HookPoint::Output).rule(unserved).rule(unallocated),
         postrouting(),
     ]
 }
@@ -353,15 +349,13 @@ fn firewall() -> Chain {
 }
 
 fn services() -> Chain {
-    Chain::new("services")
-        .rule([In(Set::Services), Goto("service")])
-        .rule([
-            In(Set::Nodeports),
-            ToThisNode,
-            NotToLoopback,
-            In(Set::NodeportIps),
-            Goto("nodeport"),
-        ])
+    Chain::new("services").rule([In(Set::Services), Goto("service")]).rule([
+        In(Set::Nodeports),
+        ToThisNode,
+        NotToLoopback,
+        In(Set::NodeportIps),
+        Goto("nodeport"),
+    ])
 }
 
 fn service() -> Chain {
@@ -418,9 +412,7 @@ fn classes_name(balancer: Balancer) -> &'static str {
 }
 
 fn unserved(name: &'static str, reject: Set, drop: Set) -> Chain {
-    Chain::new(name)
-        .rule([In(reject), Goto("refuse")])
-        .rule([In(drop), Drop])
+    Chain::new(name).rule([In(reject), Goto("refuse")]).rule([In(drop), Drop])
 }
 
 fn unallocated() -> Chain {
@@ -435,10 +427,9 @@ fn unallocated() -> Chain {
 /// serves there has another destination by now, and does not come here.
 fn loopback_nodeports() -> Chain {
     let all = [Set::Nodeports, Set::RejectNodeports, Set::DropNodeports];
-    all.into_iter()
-        .fold(Chain::new("loopback-nodeports"), |chain, set| {
-            chain.rule([In(set), Goto("refuse-on-loopback")])
-        })
+    all.into_iter().fold(Chain::new("loopback-nodeports"), |chain, set| {
+        chain.rule([In(set), Goto("refuse-on-loopback")])
+    })
 }
 
 fn refuse_on_loopback() -> Chain {
@@ -453,9 +444,7 @@ fn refuse_on_loopback() -> Chain {
 /// Returns the chain that refuses connections. A TCP reset reaches the client at once. An ICMPv6 error would
 /// reach a local client only after its first retransmission.
 fn refuse() -> Chain {
-    Chain::new("refuse")
-        .rule([Is(Protocol::Tcp), TcpReset])
-        .rule([Unreachable])
+    Chain::new("refuse").rule([Is(Protocol::Tcp), TcpReset]).rule([Unreachable])
 }
 
 /// Returns the chain that stores the endpoint that a client got, for destinations with affinity. The sets are

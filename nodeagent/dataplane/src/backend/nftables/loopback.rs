@@ -29,9 +29,7 @@ impl LoopbackCounts {
             for protocol in Protocol::ALL {
                 let packets = counter(&mut socket, family, (TABLE, counter_name(protocol)));
                 let packets = packets.ok().flatten();
-                counts
-                    .refused
-                    .extend(packets.map(|packets| (family, protocol, packets)));
+                counts.refused.extend(packets.map(|packets| (family, protocol, packets)));
             }
             counts.served[family as usize] = served(&mut socket, family).unwrap_or_default();
         }
@@ -75,12 +73,8 @@ fn served(socket: &mut NfSocket, family: Family) -> Result<u64, NetlinkError> {
     let mut ports = 0;
     socket.dump_each(request, |message| {
         let list = message.attributes().get(NFTA_SET_ELEM_LIST_ELEMENTS);
-        let elements = list
-            .into_iter()
-            .flat_map(kplane_netlink::Attribute::children);
-        ports += elements
-            .filter(|element| is_tcp(element.children()))
-            .count() as u64;
+        let elements = list.into_iter().flat_map(kplane_netlink::Attribute::children);
+        ports += elements.filter(|element| is_tcp(element.children())).count() as u64;
     })?;
     Ok(ports)
 }

@@ -96,9 +96,7 @@ fn judge(chain: Chain) -> Chain {
 /// that began one can have it back: when it is allowed again.
 fn cut() -> Chain {
     let text = "denied since it began: answers stay denied, and the asking side is judged anew";
-    let chain = Chain::new("cut")
-        .comment(text)
-        .rule([Policy(Related), Drop]);
+    let chain = Chain::new("cut").comment(text).rule([Policy(Related), Drop]);
     isolated_ends().fold(chain, |chain, end| {
         chain.rule([Policy(Reply), Policy(end), Drop])
     })
@@ -148,11 +146,9 @@ fn checks(family: Family, direction: Direction) -> [Chain; 3] {
         number(Field::Number, PolicySet::Parents),
         number(other, PolicySet::Blocks),
     ];
-    let chain = numbers
-        .into_iter()
-        .fold(Chain::new(check), |chain, number| {
-            chain.rule([number, Jump(matching)])
-        });
+    let chain = numbers.into_iter().fold(Chain::new(check), |chain, number| {
+        chain.rule([number, Jump(matching)])
+    });
     let bits = 8 * family.address_len();
     let repeat =
         |chain: Chain, times, name| (0..times).fold(chain, |chain, _| chain.rule([Jump(name)]));
@@ -191,9 +187,7 @@ fn deny(direction: Direction, log: bool) -> Chain {
     ];
     let chain = if log { chain.rule(sample) } else { chain };
     let denied = Policy(AddressIn(pod, Denied(direction)));
-    chain
-        .rule([denied, Policy(Count(direction)), Drop])
-        .rule([Drop])
+    chain.rule([denied, Policy(Count(direction)), Drop]).rule([Drop])
 }
 
 /// Adds rules that lead to what judges connections to a Pod.
@@ -235,13 +229,9 @@ fn of_tiers(direction: Direction, then: &'static str) -> [Chain; 5] {
     let number = |set| Policy(PolicyStep::Number(other, set));
     let tier = |name, tier| {
         // A Pod's number counts more than that of a range which covers it.
-        let chain = Chain::new(name)
-            .rule([Policy(Anybody)])
-            .rule([number(PolicySet::TierBlocks)]);
+        let chain = Chain::new(name).rule([Policy(Anybody)]).rule([number(PolicySet::TierBlocks)]);
         let decisions = Policy(NumberOf(PolicySet::Decisions(direction, tier)));
-        chain
-            .rule([number(PolicySet::TierPeers)])
-            .rule([decisions, Goto(row)])
+        chain.rule([number(PolicySet::TierPeers)]).rule([decisions, Goto(row)])
     };
     [
         Chain::new(action)

@@ -223,12 +223,10 @@ impl<'a> Structure<'a> {
         match kind {
             msg::NEWTABLE if ours(NFTA_TABLE_NAME) => self.table = Some(object),
             msg::NEWSET if ours(NFTA_SET_TABLE) => {
-                self.sets
-                    .extend(text(NFTA_SET_NAME).map(|name| (name, object)));
+                self.sets.extend(text(NFTA_SET_NAME).map(|name| (name, object)));
             }
             msg::NEWCHAIN if ours(NFTA_CHAIN_TABLE) => {
-                self.chains
-                    .extend(text(NFTA_CHAIN_NAME).map(|name| (name, object)));
+                self.chains.extend(text(NFTA_CHAIN_NAME).map(|name| (name, object)));
             }
             msg::NEWRULE if ours(NFTA_RULE_TABLE) => {
                 if let Some(chain) = text(NFTA_RULE_CHAIN) {

@@ -82,9 +82,8 @@ pub(super) fn repair_table<K: TableAccess>(
     for _ in 0..ATTEMPTS {
         let plan = match &drift.changed {
             Changed::Elements(elements) => {
-                let pairs = elements
-                    .iter()
-                    .map(|((set, key), now)| (table.element(*set, *key), *now));
+                let pairs =
+                    elements.iter().map(|((set, key), now)| (table.element(*set, *key), *now));
                 elements_plan(pairs)
             }
             Changed::Anything => read_plan(kernel, table)?,

@@ -173,22 +173,14 @@ impl Contents for Table {
     }
 
     fn elements(&self) -> BTreeSet<Element> {
-        let frontends = self
-            .frontends
-            .iter()
-            .flat_map(|(at, entry)| elements(*at, entry));
+        let frontends = self.frontends.iter().flat_map(|(at, entry)| elements(*at, entry));
         let cluster_ips = self.cluster_ips.0.keys().map(|ip| cluster_ip_element(*ip));
         let hairpin = self.hairpin.0.keys().map(|key| hairpin_element(*key));
         let node = node_sets(&self.node)
             .into_iter()
             .flat_map(|(set, ranges)| ranges.iter().map(move |range| range_element(set, *range)));
         let strays = self.strays.iter().copied();
-        frontends
-            .chain(cluster_ips)
-            .chain(hairpin)
-            .chain(node)
-            .chain(strays)
-            .collect()
+        frontends.chain(cluster_ips).chain(hairpin).chain(node).chain(strays).collect()
     }
 
     /// The work is that of building all elements of the key's place.
@@ -236,10 +228,8 @@ impl<T: Copy + Eq + Hash> Counted<T> {
         }
         if complete {
             // These objects were found in the kernel, and no ServicePort needs them.
-            let unclaimed = self
-                .0
-                .iter()
-                .filter(|(key, count)| **count == 0 && !after.contains_key(key));
+            let unclaimed =
+                self.0.iter().filter(|(key, count)| **count == 0 && !after.contains_key(key));
             let unclaimed: Vec<T> = unclaimed.map(|(key, _)| *key).collect();
             for key in unclaimed {
                 ops.delete.push(element(key));
@@ -364,13 +354,9 @@ impl TableStaging<'_> {
             first.delete.extend(&table.strays);
         }
         let (cluster_ips, ops) =
-            table
-                .cluster_ips
-                .stage(&self.cluster_ips, complete, cluster_ip_element);
+            table.cluster_ips.stage(&self.cluster_ips, complete, cluster_ip_element);
         first.append(ops);
-        let (hairpin, ops) = table
-            .hairpin
-            .stage(&self.hairpin, complete, hairpin_element);
+        let (hairpin, ops) = table.hairpin.stage(&self.hairpin, complete, hairpin_element);
         first.append(ops);
         let frontends = self
             .staged

@@ -82,12 +82,7 @@ fn fitting(groups: &[Ops], capacity: usize) -> usize {
         weight += ops.weight();
         weight <= capacity
     };
-    groups
-        .iter()
-        .take_while(fits)
-        .count()
-        .max(1)
-        .min(groups.len())
+    groups.iter().take_while(fits).count().max(1).min(groups.len())
 }
 
 /// Splits the operations of a change into transactions that must follow each other. Most changes need only

@@ -76,9 +76,7 @@ mod tests {
         assert!(addresses.of.contains_key(&name("dns")));
         addresses.release(&name("dns"));
         assert_eq!(
-            addresses
-                .assign(&name("new"), [10, 96, 0, 10].into())
-                .octets(),
+            addresses.assign(&name("new"), [10, 96, 0, 10].into()).octets(),
             [127, 96, 0, 10]
         );
     }

@@ -23,9 +23,7 @@ pub(super) fn captured(plan: &ServicePlan, by_interface: bool) -> Vec<CapturedFr
         return Vec::new();
     }
     let served = plan.frontends.iter().filter(for_all);
-    served
-        .map(|frontend| CapturedFrontend::Of(frontend.at))
-        .collect()
+    served.map(|frontend| CapturedFrontend::Of(frontend.at)).collect()
 }
 
 /// Returns the addresses with node ports.

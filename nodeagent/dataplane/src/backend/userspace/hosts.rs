@@ -65,10 +65,7 @@ impl Hosts {
     fn text(&self) -> String {
         let mut of_service: BTreeMap<&ServiceName, Vec<&PortSocket>> = BTreeMap::new();
         for place in self.places.iter().flatten() {
-            of_service
-                .entry(&place.key.service)
-                .or_default()
-                .push(place);
+            of_service.entry(&place.key.service).or_default().push(place);
         }
         let mut text = HEAD.to_owned();
         for (service, places) in of_service {
@@ -81,9 +78,7 @@ impl Hosts {
 /// Adds the lines of a Service.
 fn describe(text: &mut String, service: &ServiceName, places: &[&PortSocket]) {
     let (namespace, name) = (&service.namespace, &service.name);
-    let own = places
-        .iter()
-        .find(|place| place.socket.is_ipv4() && is_address(place));
+    let own = places.iter().find(|place| place.socket.is_ipv4() && is_address(place));
     let _ = match own {
         Some(place) => writeln!(
             text,
@@ -176,10 +171,6 @@ mod tests {
         "]]
         .assert_eq(text.strip_prefix(HEAD).unwrap());
         let nowhere = folder.path().join("nowhere/hosts");
-        assert!(
-            Hosts::new(Some(nowhere))
-                .replace(Family::V4, Vec::new())
-                .is_err()
-        );
+        assert!(Hosts::new(Some(nowhere)).replace(Family::V4, Vec::new()).is_err());
     }
 }

@@ -128,9 +128,7 @@ impl DataPath for Loopback {
             let wanted = wanted(plan, &mut content.addresses, &node_addresses);
             staged.failures.extend(unserved(plan, &node_addresses));
             let frontends = plan.frontends.iter().map(|frontend| frontend.at).collect();
-            staged
-                .held
-                .push((key.clone(), ServedPort { frontends, wanted }));
+            staged.held.push((key.clone(), ServedPort { frontends, wanted }));
         }
         if change.complete {
             let named: HashSet<&ServiceKey> = change.services.iter().map(|(key, _)| key).collect();
@@ -149,10 +147,8 @@ impl DataPath for Loopback {
     ) -> Result<(), StepError> {
         let started = Instant::now();
         let specs = std::mem::take(&mut staged.specs);
-        let gone: Vec<(ServiceKey, ServedPort)> = specs
-            .iter()
-            .filter_map(|(key, _)| content.held.remove_entry(key))
-            .collect();
+        let gone: Vec<(ServiceKey, ServedPort)> =
+            specs.iter().filter_map(|(key, _)| content.held.remove_entry(key)).collect();
         self.proxy.table().change(specs);
         let mut to_open = Vec::new();
         for (key, held) in std::mem::take(&mut staged.held) {
@@ -260,10 +256,8 @@ impl Loopback {
         }
         let mut frontends = Vec::with_capacity(content.sockets.len());
         for (key, held) in &content.held {
-            let sockets = held
-                .wanted
-                .iter()
-                .filter_map(|wanted| content.sockets.get_key_value(wanted));
+            let sockets =
+                held.wanted.iter().filter_map(|wanted| content.sockets.get_key_value(wanted));
             frontends.extend(sockets.map(|((at, _), socket)| PortSocket {
                 key: key.clone(),
                 at: *at,
@@ -307,11 +301,7 @@ fn wanted(
         let at = frontend.at;
         match at {
             FrontendAddr::NodePort { port, .. } => {
-                wanted.extend(
-                    node_addresses
-                        .iter()
-                        .map(|ip| (at, SocketAddr::new(*ip, port))),
-                );
+                wanted.extend(node_addresses.iter().map(|ip| (at, SocketAddr::new(*ip, port))));
             }
             FrontendAddr::Address { ip, port, .. } if ip == plan.cluster_ip => {
                 let own = match ip {
@@ -330,10 +320,7 @@ fn wanted(
 /// Returns whether a frontend has an endpoint for any client.
 fn is_served(frontend: &Frontend) -> bool {
     !frontend.endpoints.is_empty()
-        || frontend
-            .inside
-            .as_ref()
-            .is_some_and(|inside| !inside.is_empty())
+        || frontend.inside.as_ref().is_some_and(|inside| !inside.is_empty())
 }
 
 /// Returns what sockets cannot serve.
@@ -363,10 +350,7 @@ fn failures(content: &LoopbackSockets) -> Vec<Failure> {
             .wanted
             .iter()
             .filter_map(|wanted| {
-                content
-                    .failed
-                    .get(wanted)
-                    .map(|why| format!("{}: {why}", wanted.0))
+                content.failed.get(wanted).map(|why| format!("{}: {why}", wanted.0))
             })
             .collect();
         (!reasons.is_empty()).then(|| Failure {

@@ -37,10 +37,7 @@ mod tests {
 
     fn of(family: Family, ranges: &[&str]) -> Vec<String> {
         let ranges: Vec<Cidr> = ranges.iter().map(|range| range.parse().unwrap()).collect();
-        addresses(family, &ranges)
-            .iter()
-            .map(ToString::to_string)
-            .collect()
+        addresses(family, &ranges).iter().map(ToString::to_string).collect()
     }
 
     #[test]

@@ -23,11 +23,7 @@ pub(super) fn spec(plan: &ServicePlan) -> PortSpec {
         list.clone_from(&frontend.endpoints);
     }
     // Policy Cluster for clients inside of the cluster (A16).
-    if let Some(inside) = plan
-        .frontends
-        .iter()
-        .find_map(|frontend| frontend.inside.as_ref())
-    {
+    if let Some(inside) = plan.frontends.iter().find_map(|frontend| frontend.inside.as_ref()) {
         endpoints.cluster.clone_from(inside);
     }
     let asked = plan.proxied;
@@ -37,9 +33,7 @@ pub(super) fn spec(plan: &ServicePlan) -> PortSpec {
         endpoints,
         routes: plan.frontends.iter().map(route).collect(),
         options: Options {
-            affinity: plan
-                .affinity_timeout_s
-                .map(|seconds| Duration::from_secs(seconds.into())),
+            affinity: plan.affinity_timeout_s.map(|seconds| Duration::from_secs(seconds.into())),
             retry: asked.map_or(default.retry, |asked| asked.retry),
         },
         is_listed: asked.is_some(),

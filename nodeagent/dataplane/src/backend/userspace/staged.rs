@@ -49,8 +49,7 @@ impl Staged {
         let lost = places_of(&self.wanted, |key| failed.contains(key));
         self.wanted.retain(|(key, _)| !failed.contains(key));
         let kept = places_of(&self.wanted, |_| true);
-        self.add
-            .retain(|at| kept.contains(at) || !lost.contains(at));
+        self.add.retain(|at| kept.contains(at) || !lost.contains(at));
     }
 }
 

@@ -53,9 +53,8 @@ impl Starter {
         if let Some(proxy) = &*running {
             return Ok(proxy.clone());
         }
-        let transparency = self
-            .transparency()
-            .map_err(|reason| OpenError::new(CAPTURE.name, reason))?;
+        let transparency =
+            self.transparency().map_err(|reason| OpenError::new(CAPTURE.name, reason))?;
         let extra = kplane_userproxy::Settings {
             transparency,
             mark: (self.own_mark != 0).then_some(self.own_mark),

@@ -46,10 +46,7 @@ pub(super) fn answering(ports: Ports) -> Option<CompetingProxy> {
 
 /// Returns the numbers of all sockets of this process.
 fn own_sockets() -> HashSet<String> {
-    let fds = fs::read_dir("/proc/self/fd")
-        .into_iter()
-        .flatten()
-        .flatten();
+    let fds = fs::read_dir("/proc/self/fd").into_iter().flatten().flatten();
     fds.filter_map(|fd| inode(fd.path())).collect()
 }
 

@@ -38,10 +38,7 @@ impl Oracle<'_> {
         if source == destination && self.pods(source).next().is_some() {
             return true;
         }
-        if [source, destination]
-            .into_iter()
-            .any(|ip| is_here(ip) && !is_known(ip))
-        {
+        if [source, destination].into_iter().any(|ip| is_here(ip) && !is_known(ip)) {
             return false;
         }
         self.side(Direction::Egress, source, destination, packet)

@@ -80,10 +80,7 @@ impl Model {
 
     fn find(&self, set: PolicySet, found: impl Fn(Key) -> bool) -> Option<u32> {
         let set = Set::Policy(set);
-        let of = self
-            .0
-            .iter()
-            .find(|((other, key), _)| *other == set && found(*key));
+        let of = self.0.iter().find(|((other, key), _)| *other == set && found(*key));
         of.map(|(_, data)| match data {
             Some(Data::Number(number)) => *number,
             _ => 0,
@@ -131,9 +128,7 @@ impl Model {
     ) -> Option<bool> {
         let covers = |key| matches!(key, Key::Span(first, last) if first <= other && other <= last);
         let mut number = self.find(PolicySet::TierBlocks, covers).unwrap_or(0);
-        number = self
-            .number(PolicySet::TierPeers, Key::Ip(other))
-            .unwrap_or(number);
+        number = self.number(PolicySet::TierPeers, Key::Ip(other)).unwrap_or(number);
         let decisions = PolicySet::Decisions(direction, tier);
         let row = self.number(decisions, Key::Grant(pod, number))?;
         let has_port = |key| {
@@ -202,12 +197,7 @@ impl Model {
 /// Returns the elements with what their numbers stand for, since each process gives its own numbers.
 pub(super) fn described(content: &Content) -> BTreeSet<String> {
     let mut names = BTreeMap::from([(0, "anybody".to_owned())]);
-    names.extend(
-        content
-            .numbers
-            .all()
-            .map(|(id, number)| (number, format!("{id:?}"))),
-    );
+    names.extend(content.numbers.all().map(|(id, number)| (number, format!("{id:?}"))));
     let blocks = content.blocks.all();
     names.extend(blocks.map(|(blocks, number)| (number, format!("{blocks:?}"))));
     let rows = content.tiers.rows();

@@ -67,9 +67,7 @@ impl Pod {
     /// Returns whether a datagram to an address of the other one arrives.
     fn reaches(&self, other: &Self, to: SocketAddr) -> bool {
         let any = Family::of(to.ip()).pick("0.0.0.0:0", "[::]:0");
-        self.ns
-            .run(|| Ok(UdpSocket::bind(any)?.send_to(b"datagram", to)?))
-            .unwrap();
+        self.ns.run(|| Ok(UdpSocket::bind(any)?.send_to(b"datagram", to)?)).unwrap();
         other.server.recv(&mut [0; 8]).is_ok()
     }
 

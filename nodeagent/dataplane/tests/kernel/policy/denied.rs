@@ -18,17 +18,13 @@ const SECOND: Duration = Duration::from_secs(1);
 /// Returns the counts of Pods by address and direction, and those of the node by family and direction.
 fn counts(world: &World) -> (BTreeMap<(IpAddr, Direction), u64>, [u64; 4]) {
     let (pods, all) = world.on_node(|| (denied_pods().unwrap(), denied_packets()));
-    let pods = pods
-        .iter()
-        .map(|of| ((of.address, of.direction), of.packets));
+    let pods = pods.iter().map(|of| ((of.address, of.direction), of.packets));
     let all: Vec<u64> = all.iter().map(|(.., packets)| *packets).collect();
     (pods.collect(), all.try_into().unwrap())
 }
 
 fn follow(world: &mut World, pods: &[(&str, &str)]) {
-    let pods = pods
-        .iter()
-        .map(|(namespace, name)| (namespace.to_string(), name.to_string()));
+    let pods = pods.iter().map(|(namespace, name)| (namespace.to_string(), name.to_string()));
     world.enforcer.follow(&Followed(pods.collect()));
     for family in Family::ALL {
         world::apply(&mut world.enforcer, family, &[], false);
@@ -38,10 +34,7 @@ fn follow(world: &mut World, pods: &[(&str, &str)]) {
 fn sampled(world: &World) -> bool {
     let list =
         |family: &str| world.on_node(|| nft(&["list", "set", family, POLICY_TABLE, "sampled"], ""));
-    ["ip", "ip6"]
-        .map(list)
-        .iter()
-        .any(|text| text.contains("elements"))
+    ["ip", "ip6"].map(list).iter().any(|text| text.contains("elements"))
 }
 
 fn logged(log: &mut PacketLog) -> Vec<Logged> {
@@ -71,10 +64,8 @@ fn denied_packets_are_counted_and_nothing_that_repairs_the_table_forgets_them() 
         // What is allowed does not count.
         assert!(world.udp(family, "c", "b", 80));
         let (pods, all) = counts(&world);
-        let of_family: Vec<_> = pods
-            .iter()
-            .filter(|((ip, _), _)| Family::of(*ip) == family)
-            .collect();
+        let of_family: Vec<_> =
+            pods.iter().filter(|((ip, _), _)| Family::of(*ip) == family).collect();
         let [((one, ingress), to), ((other, egress), from)] = of_family[..] else {
             panic!("{pods:?}");
         };

@@ -173,8 +173,7 @@ impl World {
             let namespace = if pod == "d" { 11 } else { 10 };
             let mut objects = vec![class(number, namespace, port)];
             objects.extend(addresses(node, last).map(|address| peer(address, number)));
-            self.objects
-                .extend(objects.into_iter().map(|o| (o.key(), o)));
+            self.objects.extend(objects.into_iter().map(|o| (o.key(), o)));
         }
         for pod in ["a", "b"] {
             let pod = self.local(pod, if pod == "a" { &["p"] } else { &[] });
@@ -216,11 +215,7 @@ impl World {
 
     /// Applies everything.
     pub(crate) fn whole(&mut self) -> [PolicyApplied; 2] {
-        let objects: Vec<_> = self
-            .objects
-            .iter()
-            .map(|(key, o)| (key.clone(), Some(o)))
-            .collect();
+        let objects: Vec<_> = self.objects.iter().map(|(key, o)| (key.clone(), Some(o))).collect();
         Self::apply(&self.topology, &mut self.enforcer, &objects, true)
     }
 
@@ -301,8 +296,7 @@ impl World {
         let peers = addresses(node, last).map(|address| peer(address, class));
         let change: Vec<_> = peers.iter().map(|peer| (peer.key(), Some(peer))).collect();
         let applied = Self::apply(&self.topology, &mut self.enforcer, &change, false);
-        self.objects
-            .extend(peers.into_iter().map(|peer| (peer.key(), peer)));
+        self.objects.extend(peers.into_iter().map(|peer| (peer.key(), peer)));
         applied
     }
 
@@ -332,12 +326,7 @@ impl World {
             }
             Ok(())
         };
-        self.topology
-            .node("node-1")
-            .unwrap()
-            .ns()
-            .run(judge)
-            .unwrap();
+        self.topology.node("node-1").unwrap().ns().run(judge).unwrap();
     }
 
     pub(crate) fn ns(&self, at: &str) -> &NetNs {
@@ -346,11 +335,7 @@ impl World {
     }
 
     pub(crate) fn address(&self, family: Family, pod: &str, port: u16) -> SocketAddr {
-        self.topology
-            .pod(pod)
-            .unwrap()
-            .address(family, port)
-            .unwrap()
+        self.topology.pod(pod).unwrap().address(family, port).unwrap()
     }
 
     /// Connects two Pods. Returns the ends of the client and of the server, which wait half a second for data.
@@ -361,8 +346,7 @@ impl World {
         let client = self.ns(from).run(|| Ok(TcpStream::connect(at)?)).unwrap();
         let (server, _) = listener.accept().unwrap();
         for end in [&client, &server] {
-            end.set_read_timeout(Some(Duration::from_millis(500)))
-                .unwrap();
+            end.set_read_timeout(Some(Duration::from_millis(500))).unwrap();
         }
         (client, server)
     }

@@ -23,9 +23,7 @@ const ALL: &str = "
 fn parse(line: &str) -> Result<KubeProxyFlags, clap::Error> {
     let command = KubeProxyFlags::augment_args(Command::new("p")).args_override_self(true);
     // `''` is an empty value.
-    let args = line
-        .split_whitespace()
-        .map(|arg| arg.replace("''", "").into());
+    let args = line.split_whitespace().map(|arg| arg.replace("''", "").into());
     let args = std::iter::once("p".into()).chain(args);
     let matches = command.try_get_matches_from(with_dashes(args))?;
     KubeProxyFlags::from_arg_matches(&matches)

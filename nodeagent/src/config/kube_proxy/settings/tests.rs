@@ -271,11 +271,7 @@ fn k1_k2_k5_words_and_ranges_in_any_mix() {
         ),
     ] {
         let node = settings(|c| c.node_port_addresses = texts(mix)).node;
-        let found: Vec<_> = node
-            .nodeport_addresses
-            .iter()
-            .map(ToString::to_string)
-            .collect();
+        let found: Vec<_> = node.nodeport_addresses.iter().map(ToString::to_string).collect();
         assert_eq!(found, ranges, "{mix:?}");
         assert_eq!(node.nodeport_localhost, localhost, "{mix:?}");
     }
@@ -294,8 +290,7 @@ fn c8_a_loopback_range_does_not_bring_node_ports_back() {
             mode.clone_into(&mut c.mode);
             c.iptables.localhost_node_ports = served;
             c.node_port_addresses = texts(&["10.0.0.0/8", "127.0.0.0/8"]);
-            c.node_port_addresses
-                .extend(word.then(|| "localhost".to_owned()));
+            c.node_port_addresses.extend(word.then(|| "localhost".to_owned()));
         })
         .node;
         let v4 = node.nodeport_localhost[Family::V4 as usize];

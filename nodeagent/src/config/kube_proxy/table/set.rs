@@ -70,9 +70,7 @@ pub(super) fn feature_gates(config: &mut KubeProxyConfiguration, value: &str) ->
     for item in items(value) {
         let (authenticator, on) = item.split_once('=').ok_or(expected)?;
         let on = truth(on.trim()).ok_or(expected)?;
-        config
-            .feature_gates
-            .insert(authenticator.trim().to_owned(), on);
+        config.feature_gates.insert(authenticator.trim().to_owned(), on);
     }
     Ok(())
 }

@@ -103,9 +103,7 @@ impl Flow {
             token,
             listening: listener.listening.clone(),
             thread: listener.thread,
-            answers: listener
-                .listening
-                .answer_place(listener.thread, &port.key.service),
+            answers: listener.listening.answer_place(listener.thread, &port.key.service),
             _seat: seat,
             client,
             socket,
@@ -232,8 +230,7 @@ impl Flow {
             self.port.closed(self.endpoint);
             self.endpoint = choice.endpoint;
             let waited = core.now.duration_since(self.started);
-            self.port
-                .opened(self.endpoint, self.client.0.ip(), waited, core.now);
+            self.port.opened(self.endpoint, self.client.0.ip(), waited, core.now);
             self.first = Some(first);
             return Outcome::Keep;
         }

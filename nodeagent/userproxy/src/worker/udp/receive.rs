@@ -77,17 +77,10 @@ impl Receiver {
 
 fn facts(message: &RecvMsg<'_, '_, SockaddrStorage>) -> Facts {
     let from = message.address;
-    let v4 = from.and_then(|from| {
-        from.as_sockaddr_in()
-            .copied()
-            .map(|at| SocketAddr::V4(at.into()))
-    });
+    let v4 =
+        from.and_then(|from| from.as_sockaddr_in().copied().map(|at| SocketAddr::V4(at.into())));
     let client = v4.or_else(|| {
-        from.and_then(|from| {
-            from.as_sockaddr_in6()
-                .copied()
-                .map(|at| SocketAddr::V6(at.into()))
-        })
+        from.and_then(|from| from.as_sockaddr_in6().copied().map(|at| SocketAddr::V6(at.into())))
     });
     (client, local(message), message.bytes)
 }

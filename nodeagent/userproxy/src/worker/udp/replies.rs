@@ -93,13 +93,9 @@ impl Replies {
             return usize::from(sent.is_ok());
         }
         let numbers = from..self.all.len();
-        let slices: Vec<_> = numbers
-            .map(|index| [IoSlice::new(self.answer(index))])
-            .collect();
-        let mut controls: Vec<_> = slices
-            .iter()
-            .map(|_| SendAncillaryBuffer::new(&mut []))
-            .collect();
+        let slices: Vec<_> = numbers.map(|index| [IoSlice::new(self.answer(index))]).collect();
+        let mut controls: Vec<_> =
+            slices.iter().map(|_| SendAncillaryBuffer::new(&mut [])).collect();
         let parts = self.all[from..].iter().zip(&slices).zip(&mut controls);
         let mut messages: Vec<_> = parts
             .map(|((reply, slice), control)| MMsgHdr::new_with_addr(&reply.client, slice, control))

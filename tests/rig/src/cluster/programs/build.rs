@@ -94,11 +94,7 @@ impl Build {
             let command = recipe.command(Path::new(""), Path::new(""));
             let words = command.get_args().map(OsStr::as_bytes);
             parts.extend(words.map(<[u8]>::to_vec));
-            parts.extend(
-                command
-                    .get_envs()
-                    .map(|set| format!("{set:?}").into_bytes()),
-            );
+            parts.extend(command.get_envs().map(|set| format!("{set:?}").into_bytes()));
         }
         Ok(format!("{}-{}", self.name, cache::sum(parts)))
     }
@@ -146,10 +142,13 @@ impl Recipe {
         } else {
             &["build"]
         };
-        go.current_dir(module)
-            .args(build)
-            .args(["-mod=readonly", "-trimpath"])
-            .args(["-ldflags", &self.ld_flags, "-tags", self.tags, "-o"]);
+        go.current_dir(module).args(build).args(["-mod=readonly", "-trimpath"]).args([
+            "-ldflags",
+            &self.ld_flags,
+            "-tags",
+            self.tags,
+            "-o",
+        ]);
         match &*self.programs {
             [single] => go.arg(into.join(single)),
             _ => go.arg(format!("{}/", into.display())),
@@ -171,18 +170,13 @@ pub(crate) fn checkout() -> Result<&'static Path> {
 
 /// Returns the folder of a module: `tests/cluster` or one below.
 pub(crate) fn module(name: impl AsRef<OsStr>) -> Result<PathBuf> {
-    Ok(checkout()?
-        .join("tests/cluster")
-        .join(Path::new(name.as_ref())))
+    Ok(checkout()?.join("tests/cluster").join(Path::new(name.as_ref())))
 }
 
 /// Returns the files of a module that decide what Go builds: versions, their sums, and source.
 fn sources(module: &Path) -> Result<BTreeSet<PathBuf>> {
     let mut files = BTreeSet::new();
-    for entry in module
-        .read_dir()
-        .with_context(|| module.display().to_string())?
-    {
+    for entry in module.read_dir().with_context(|| module.display().to_string())? {
         let path = entry?.path();
         let kind = path.extension().and_then(OsStr::to_str);
         files.extend(matches!(kind, Some("go" | "mod" | "sum")).then_some(path));

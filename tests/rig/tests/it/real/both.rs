@@ -80,9 +80,7 @@ fn balanced(cluster: &RealCluster) -> Result<()> {
         let service = service.context("it is gone")?;
         let ingress = service["status"]["loadBalancer"]["ingress"].as_array();
         let ips = ingress.into_iter().flatten();
-        let ips: Vec<IpAddr> = ips
-            .filter_map(|it| it["ip"].as_str()?.parse().ok())
-            .collect();
+        let ips: Vec<IpAddr> = ips.filter_map(|it| it["ip"].as_str()?.parse().ok()).collect();
         ensure!(ips.len() == 2, "{service}");
         Ok(ips)
     })?;

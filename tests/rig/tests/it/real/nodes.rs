@@ -66,10 +66,8 @@ fn zones_and_files(cluster: &RealCluster) -> Result<()> {
         "--no-headers",
     ];
     let listed = cluster.kubectl(&zones)?;
-    let zones: Vec<_> = listed
-        .lines()
-        .filter_map(|line| line.split_whitespace().next_back())
-        .collect();
+    let zones: Vec<_> =
+        listed.lines().filter_map(|line| line.split_whitespace().next_back()).collect();
     ensure!(zones == ["a", "b"], "{listed}");
     let (one, two) = (cluster.node("node-1")?, cluster.node("node-2")?);
     one.exec("sh", &["-c", "hostname > /etc/kplane-rig-test"])?;
@@ -98,9 +96,7 @@ fn restarted(cluster: &RealCluster) -> Result<()> {
 fn come_and_gone(cluster: &RealCluster) -> Result<()> {
     let node = cluster.add_node(3)?;
     ensure!(node.zone() == "c");
-    cluster
-        .api()
-        .apply(&real::pod("default", "third", "node-3"))?;
+    cluster.api().apply(&real::pod("default", "third", "node-3"))?;
     cluster.wait_for_pods("default", "app=third", 1)?;
     drop(node);
     cluster.remove_node("node-3")?;

@@ -54,13 +54,9 @@ pub(crate) fn pages_are_opened_and_read() -> Result<()> {
         ensure!(tab.text("document.readyState")? == "complete");
 
         ensure!(tab.open(&server.url("/missing"))? == 404);
-        let nobody = tab
-            .open("http://127.0.0.1:4444/")
-            .map_err(|e| format!("{e:#}"));
+        let nobody = tab.open("http://127.0.0.1:4444/").map_err(|e| format!("{e:#}"));
         ensure!(
-            nobody
-                .as_ref()
-                .is_err_and(|e| e.contains("ERR_CONNECTION_REFUSED")),
+            nobody.as_ref().is_err_and(|e| e.contains("ERR_CONNECTION_REFUSED")),
             "{nobody:?}"
         );
         Ok(())

@@ -136,9 +136,7 @@ pub(crate) fn a_pod_may_have_any_address() -> Result<()> {
 pub(crate) fn nodes_come_late() -> Result<()> {
     let mut topology = two_nodes()?;
     let ip: IpAddr = "192.0.2.77".parse()?;
-    topology
-        .add_pod("node-2", "far", &[ip])?
-        .serve(Protocol::Tcp, 80)?;
+    topology.add_pod("node-2", "far", &[ip])?.serve(Protocol::Tcp, 80)?;
     topology.add_node(NodeSpec::standard(3)?)?;
     topology
         .add_pod("node-3", "late", &["10.244.3.9".parse()?])?
@@ -153,9 +151,7 @@ pub(crate) fn nodes_come_late() -> Result<()> {
 
 pub(crate) fn host_pods_have_the_nodes_addresses() -> Result<()> {
     let mut topology = two_nodes()?;
-    topology
-        .add_host_pod("node-2", "proxy")?
-        .serve(Protocol::Tcp, 8080)?;
+    topology.add_host_pod("node-2", "proxy")?.serve(Protocol::Tcp, 8080)?;
     let proxy = topology.pod("proxy")?;
     for family in FAMILIES {
         let probe = Probe::tcp(proxy.address(family, 8080)?);

@@ -43,9 +43,7 @@ pub(crate) fn servers_stop_gracefully() -> Result<()> {
 
     topology.pod_mut("b")?.serve(Protocol::Tcp, 80)?;
     let mut session = probe.open(&client)?;
-    topology
-        .pod_mut("b")?
-        .stop(Protocol::Tcp, 80, Duration::ZERO)?;
+    topology.pod_mut("b")?.stop(Protocol::Tcp, 80, Duration::ZERO)?;
     ensure!(matches!(probe.once(&client)?, Outcome::Refused));
     ensure!(session.echo(DEADLINE).is_err(), "closed at once");
     Ok(())

@@ -148,10 +148,7 @@ pub(in crate::chart) fn every_alert_fires_alone_and_only_when_it_must() -> Resul
     let promtool = privilege::needed(promtool())?;
     let rules = rules()?;
     let alerts: Vec<&str> = rules.iter().map(|rule| &*rule.alert).collect();
-    let alerts: Vec<&str> = alerts
-        .into_iter()
-        .filter(|alert| !alert.is_empty())
-        .collect();
+    let alerts: Vec<&str> = alerts.into_iter().filter(|alert| !alert.is_empty()).collect();
     let tested: Vec<&str> = CASES.iter().map(|case| case.alert).collect();
     ensure!(tested == alerts, "{tested:?} of {alerts:?}");
     let mut tests = vec![scenario("healthy", &[], 1_900, &[])];
@@ -177,9 +174,7 @@ pub(in crate::chart) fn the_cases_have_series_that_exist() -> Result<()> {
         let name = name.split('@').next().unwrap_or_default();
         // Values of free labels are examples.
         let names_only = ["version", "source", "backend", "verb", "reason", "le"];
-        let is_free = names_only
-            .iter()
-            .any(|label| name.contains(&format!("{label}=")));
+        let is_free = names_only.iter().any(|label| name.contains(&format!("{label}=")));
         match is_free {
             true => exported.check(name.split('{').next().unwrap_or_default())?,
             false => exported.check(name)?,
@@ -198,20 +193,13 @@ pub(in crate::chart) fn the_chart_has_all_alerts_but_those_that_are_left_out() -
         let groups = rule["spec"]["groups"].as_array().context("no groups")?;
         let rules = groups.iter().filter_map(|group| group["rules"].as_array());
         let names = rules.flatten().map(|rule| rule["alert"].as_str());
-        Ok(names
-            .map(|name| name.unwrap_or_default().to_owned())
-            .collect())
+        Ok(names.map(|name| name.unwrap_or_default().to_owned()).collect())
     };
     let without = |names: &[&str]| -> BTreeSet<String> {
         let left = all.iter().filter(|name| !names.contains(&&***name));
         left.cloned().collect()
     };
-    ensure!(
-        chart
-            .objects(&[])?
-            .iter()
-            .all(|o| o["kind"] != "PrometheusRule")
-    );
+    ensure!(chart.objects(&[])?.iter().all(|o| o["kind"] != "PrometheusRule"));
     ensure!(rendered(&[on])? == all);
     let disabled = "monitoring.prometheusRule.disabled={KplaneNodesFrozen}";
     ensure!(rendered(&[on, disabled])? == without(&["KplaneNodesFrozen"]));

@@ -205,9 +205,7 @@ fn without_api_server(folder: &Path) -> Result<String> {
     for port in ["agent", "status", "http"] {
         command.arg(format!("--{port}-listen=127.0.0.1:0"));
     }
-    command
-        .args(["--log-format=json", "--audit-log="])
-        .env("RUST_LOG", "info");
+    command.args(["--log-format=json", "--audit-log="]).env("RUST_LOG", "info");
     command.stdin(Stdio::null()).stderr(Stdio::piped());
     let mut program = Process::start(command)?;
     let log = program.stderr.take().context("no log")?;

@@ -39,8 +39,7 @@ impl Picture {
         for (replica, instance) in ["a", "b"].iter().enumerate().take(world.planes.len()) {
             let mut curl = Command::new("curl");
             let port = 7467 + 10 * replica;
-            curl.args(CURL)
-                .arg(format!("http://127.0.0.1:{port}/metrics"));
+            curl.args(CURL).arg(format!("http://127.0.0.1:{port}/metrics"));
             all.add(&control.output(curl)?, "kplane-controlplane", instance)?;
         }
         for (node, _) in NODES {

@@ -226,11 +226,7 @@ fn make_certs(folder: &Path) -> Result<()> {
         &["user", "bob", "--admin"],
     ] {
         let (task, rest) = args.split_first().context("no task")?;
-        let made = Command::new(program)
-            .args(["certs", task])
-            .arg(folder)
-            .args(rest)
-            .output()?;
+        let made = Command::new(program).args(["certs", task]).arg(folder).args(rest).output()?;
         ensure!(
             made.status.success(),
             "{}",
@@ -247,9 +243,7 @@ impl<'a> Caller<'a> {
             authorities: self.authorities.clone(),
             pair: self.pair.clone(),
         };
-        let config = files
-            .load()
-            .map_err(|error| Status::internal(error.to_string()))?;
+        let config = files.load().map_err(|error| Status::internal(error.to_string()))?;
         let name = self.plane.name;
         let connect = move |_| {
             let config = config.clone();
@@ -259,18 +253,13 @@ impl<'a> Caller<'a> {
             }
         };
         let endpoint = Endpoint::from_static("https://127.0.0.1");
-        let channel = endpoint
-            .connect_with_connector(tower::service_fn(connect))
-            .await;
+        let channel = endpoint.connect_with_connector(tower::service_fn(connect)).await;
         channel.map_err(|error| Status::unknown(format!("{error:?}")))
     }
 
     fn request<T>(&self, message: T) -> Request<T> {
         let mut request = Request::new(message);
-        let header = self
-            .token
-            .as_ref()
-            .and_then(|token| format!("Bearer {token}").parse().ok());
+        let header = self.token.as_ref().and_then(|token| format!("Bearer {token}").parse().ok());
         if let Some(header) = header {
             request.metadata_mut().insert("authorization", header);
         }
@@ -293,10 +282,7 @@ impl<'a> Caller<'a> {
                 Method::DescribeService => {
                     let (namespace, name) = ("default".to_owned(), "kubernetes".to_owned());
                     let describe = pb::DescribeServiceRequest { namespace, name };
-                    status
-                        .describe_service(self.request(describe))
-                        .await
-                        .map(drop)
+                    status.describe_service(self.request(describe)).await.map(drop)
                 }
                 Method::WatchConvergence => {
                     let watch = status.watch_convergence(self.request(no_service()));
@@ -386,10 +372,7 @@ pub(crate) struct Following {
 impl Following {
     /// Returns the names of all Services that have come so far.
     pub(crate) fn services(&self) -> BTreeSet<String> {
-        self.services
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .clone()
+        self.services.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// Returns whether the stream has ended.
@@ -414,15 +397,12 @@ impl Stream<'_> {
                 let objects = update.objects.into_iter().map(decode_object);
                 let mut seen = seen.lock().unwrap_or_else(PoisonError::into_inner);
                 seen.extend(
-                    objects
-                        .flatten()
-                        .flatten()
-                        .filter_map(|object| match object {
-                            DesiredObject::Service(program) => {
-                                Some(program.port.key.service.name.to_string())
-                            }
-                            _ => None,
-                        }),
+                    objects.flatten().flatten().filter_map(|object| match object {
+                        DesiredObject::Service(program) => {
+                            Some(program.port.key.service.name.to_string())
+                        }
+                        _ => None,
+                    }),
                 );
             }
         });

@@ -355,9 +355,7 @@ impl World {
             let (_, expected) = known.as_ref().context("just made")?;
             for ((node, _), expected) in NODES.iter().zip(expected) {
                 let tables = Tables::read(self.ns(node)?)?;
-                tables
-                    .ensure_same(expected)
-                    .with_context(|| (*node).to_owned())?;
+                tables.ensure_same(expected).with_context(|| (*node).to_owned())?;
             }
             Ok::<_, Error>(())
         })
@@ -389,9 +387,7 @@ impl World {
         eventually(DEADLINE, &what, || {
             for plane in &self.planes {
                 let issues = plane.issues()?;
-                let found = issues
-                    .iter()
-                    .any(|issue| says.iter().all(|word| issue.contains(word)));
+                let found = issues.iter().any(|issue| says.iter().all(|word| issue.contains(word)));
                 ensure!(found == there, "{issues:?}");
             }
             Ok::<_, Error>(())

@@ -144,9 +144,7 @@ pub(crate) fn np13_a_server_that_goes_on_talking_keeps_nothing_alive() -> Result
 
 /// Returns an ICMP error that quotes a datagram, with bytes behind it that a tunnel would carry.
 fn error_about(from: SocketAddr, to: SocketAddr, more: &[u8]) -> Vec<u8> {
-    let length = u16::try_from(8 + more.len())
-        .unwrap_or(u16::MAX)
-        .to_be_bytes();
+    let length = u16::try_from(8 + more.len()).unwrap_or(u16::MAX).to_be_bytes();
     let (kind, code, mut header) = match (from.ip(), to.ip()) {
         (IpAddr::V4(from), IpAddr::V4(to)) => {
             let start = [0x45, 0, 0, 64, 0, 1, 0, 0, 64, UDP, 0, 0];
@@ -181,9 +179,7 @@ fn checksum(bytes: &[u8]) -> [u8; 2] {
     let sum: u32 = words.sum();
     let sum = (sum >> 16) + (sum & 0xffff);
     let sum = (sum >> 16) + (sum & 0xffff);
-    u16::try_from(!sum & 0xffff)
-        .unwrap_or_default()
-        .to_be_bytes()
+    u16::try_from(!sum & 0xffff).unwrap_or_default().to_be_bytes()
 }
 
 /// NP20: only errors about connections that live pass: none about one that never was, and none about one that is cut.
@@ -271,9 +267,7 @@ pub(crate) fn np13_a_connection_that_was_forgotten_ends_at_once() -> Result<()> 
             forget(stage.ns("node1")?)?;
             let began = Instant::now();
             let error = session.echo(SOON).err().context("it goes on")?;
-            let kind = error
-                .downcast_ref::<std::io::Error>()
-                .map(std::io::Error::kind);
+            let kind = error.downcast_ref::<std::io::Error>().map(std::io::Error::kind);
             ensure!(
                 kind == Some(ErrorKind::ConnectionReset)
                     && began.elapsed() < Duration::from_secs(2),

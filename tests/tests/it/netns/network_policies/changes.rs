@@ -36,9 +36,7 @@ pub(crate) fn np17_labels_of_pods_and_namespaces_change() -> Result<()> {
     stage.check("another policy", "b>a; here>a; here>b no; there>b no")?;
     stage.cluster.apply(&[namespace("z", "team: green")?])?;
     stage.check("a namespace with another label", "there>b; here>b no")?;
-    stage
-        .cluster
-        .apply(&[namespace("z", "team: red")?, pod("b")?])?;
+    stage.cluster.apply(&[namespace("z", "team: red")?, pod("b")?])?;
     stage.check(
         "a Pod that is not selected any more",
         "there>b; here>b; b>a",
@@ -245,13 +243,9 @@ pub(crate) fn no_verdict_is_wrong_while_everything_changes() -> Result<()> {
         b["metadata"]["labels"] = json!({"app": "db", "round": round.to_string()});
         stage.cluster.apply(&[b.clone()])?;
         stage.cluster.change(vec![delete(&b)?])?;
-        stage
-            .cluster
-            .apply(&[namespace("z", &format!("team: t{round}"))?])?;
+        stage.cluster.apply(&[namespace("z", &format!("team: t{round}"))?])?;
         if round % 10 == 9 {
-            stage
-                .cluster
-                .restart(&Setup::PodRanges.settings()?, &Settings::default())?;
+            stage.cluster.restart(&Setup::PodRanges.settings()?, &Settings::default())?;
         }
     }
     for load in allowed {
@@ -274,10 +268,7 @@ pub(crate) fn what_nodes_enforce_is_counted() -> Result<()> {
     stage.apply(&policy("clients", CLIENTS))?;
     ensure!(stage.cluster.failures().is_empty());
     let reports = stage.cluster.reports();
-    let isolated: Vec<u64> = reports
-        .iter()
-        .map(|report| report.policies[0].isolated)
-        .collect();
+    let isolated: Vec<u64> = reports.iter().map(|report| report.policies[0].isolated).collect();
     ensure!(
         isolated == [2, 0],
         "{isolated:?} in {:?}",

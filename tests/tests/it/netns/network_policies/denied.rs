@@ -24,12 +24,7 @@ struct Agent {
 
 impl Agent {
     fn of(node: &NetNs) -> Result<Self> {
-        let build = || {
-            Ok(Builder::new_multi_thread()
-                .worker_threads(1)
-                .enable_all()
-                .build()?)
-        };
+        let build = || Ok(Builder::new_multi_thread().worker_threads(1).enable_all().build()?);
         let runtime = node.run(build)?;
         Ok(Self { runtime })
     }
@@ -40,9 +35,7 @@ impl Agent {
             follower,
             ..pb::DenialsQuestion::default()
         };
-        let asked = self
-            .runtime
-            .spawn(async move { denials.answer(question).await });
+        let asked = self.runtime.spawn(async move { denials.answer(question).await });
         let answer = self.runtime.block_on(asked)?;
         ensure!(answer.error.is_empty(), "{}", answer.error);
         Ok(answer)
@@ -100,9 +93,7 @@ pub(crate) fn denied_packets_are_counted_and_followed() -> Result<()> {
         })?;
     }
     // Another process knows no follower.
-    stage
-        .cluster
-        .restart(&Setup::PodRanges.settings()?, &Settings::default())?;
+    stage.cluster.restart(&Setup::PodRanges.settings()?, &Settings::default())?;
     ensure!(!sampled(&node)?);
     stage.check("after a restart", "there>a/4 no")
 }

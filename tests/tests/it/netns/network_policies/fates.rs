@@ -47,9 +47,7 @@ fn service(question: &Question) -> Option<(u16, u8)> {
     let (_, to) = question.line.split_once('>')?;
     let of_pod = PODS.iter().find(|(name, ..)| *name == question.from);
     let of_node = question.from.strip_prefix("node");
-    let home = of_pod
-        .map(|pod| pod.1)
-        .or(of_node.and_then(|of| of.parse().ok()));
+    let home = of_pod.map(|pod| pod.1).or(of_node.and_then(|of| of.parse().ok()));
     let (service, asked) = match to.split(['/', ' ']).next()? {
         "svc1" => (1, home?),
         "svc2" => (2, home?),

@@ -175,9 +175,7 @@ impl Judge<'_> {
             true if to_end.home() == Some(1) => from,
             true => asked,
             false if to.starts_with("svc") && self.errs(Reading::ClusterIpHidesClient) => {
-                let node = from
-                    .home()
-                    .map(|node| End::named(&format!("node{node}"), family));
+                let node = from.home().map(|node| End::named(&format!("node{node}"), family));
                 node.unwrap_or(from)
             }
             false => from,
@@ -254,11 +252,8 @@ impl Judge<'_> {
     fn is_about(&self, spec: &Value, direction: &str) -> bool {
         let types = list(spec, "policyTypes");
         let has_rules = !list(spec, "egress").is_empty();
-        let is_sctp = |rule: &Value| {
-            list(rule, "ports")
-                .iter()
-                .any(|port| port["protocol"] == "SCTP")
-        };
+        let is_sctp =
+            |rule: &Value| list(rule, "ports").iter().any(|port| port["protocol"] == "SCTP");
         match self.wrong {
             Some(Reading::BothDirections) => return true,
             Some(Reading::TypesAreRules) => return spec.get(direction).is_some(),
@@ -430,9 +425,7 @@ impl Judge<'_> {
         if ports.is_empty() {
             return rule.get("ports").is_none() || !self.errs(Reading::EmptyPortsDeny);
         }
-        ports
-            .iter()
-            .any(|port| self.port(port, direction, ends, seen))
+        ports.iter().any(|port| self.port(port, direction, ends, seen))
     }
 
     fn port(&self, of: &Value, direction: &str, (subject, other): (End, End), seen: &Seen) -> bool {
@@ -442,9 +435,7 @@ impl Judge<'_> {
             named => named.unwrap_or("TCP"),
         };
         let is_protocol = protocol == seen.protocol || self.errs(Reading::ProtocolIsIgnored);
-        let number = of["port"]
-            .as_u64()
-            .and_then(|port| u16::try_from(port).ok());
+        let number = of["port"].as_u64().and_then(|port| u16::try_from(port).ok());
         match (number, of["port"].as_str()) {
             (None, None) if self.errs(Reading::NoPortIsNone) => false,
             (None, None) => is_protocol || self.errs(Reading::NoPortIsAnyProtocol),
@@ -457,9 +448,7 @@ impl Judge<'_> {
                 self.named(name, of_pod, is_protocol, seen)
             }
             (Some(first), _) => {
-                let last = of["endPort"]
-                    .as_u64()
-                    .and_then(|port| u16::try_from(port).ok());
+                let last = of["endPort"].as_u64().and_then(|port| u16::try_from(port).ok());
                 let range = match (last, self.wrong) {
                     (None, _) | (_, Some(Reading::NoEnd)) => first..=first,
                     (Some(last), Some(Reading::EndIsExclusive)) => first..=last - 1,

@@ -127,10 +127,7 @@ pub(crate) fn np11_egress_to_nodes() -> Result<()> {
     let mut stage = Stage::open()?;
     let reaches = |stage: &Stage, node: &str| {
         let probe = Probe::tcp(destination(node, NOBODY, Family::V4)?);
-        match probe
-            .timeout(PATIENCE.min(SILENCE * 3))
-            .once(stage.ns("a")?)?
-        {
+        match probe.timeout(PATIENCE.min(SILENCE * 3)).once(stage.ns("a")?)? {
             Outcome::Refused => Ok(true),
             Outcome::TimedOut => Ok(false),
             other => anyhow::bail!("{node}: {other}"),

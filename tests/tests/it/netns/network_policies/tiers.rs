@@ -189,9 +189,7 @@ pub(crate) fn tiers_follow_labels_and_cut() -> Result<()> {
     }
     other.echo(SOON)?;
     stage.check("at first", "here>a no; c>b no; there>a")?;
-    stage
-        .cluster
-        .apply(&[namespace("z", "team: blue")?, namespace("y", "")?])?;
+    stage.cluster.apply(&[namespace("z", "team: blue")?, namespace("y", "")?])?;
     stage.check("other namespaces", "here>a; c>b; there>a no")?;
     let started = Instant::now();
     while other.echo(Duration::from_millis(100)).is_ok() {
@@ -210,9 +208,7 @@ pub(crate) fn tiers_follow_labels_and_cut() -> Result<()> {
     there["metadata"]["labels"] = json!({"bad": "yes"});
     stage.cluster.apply(&[there])?;
     stage.check("another label", "there>a no; there>b no; here>a")?;
-    let accept = by_label
-        .replace("priority: 1", "priority: 0")
-        .replace("Deny", "Accept");
+    let accept = by_label.replace("priority: 1", "priority: 0").replace("Deny", "Accept");
     stage.apply(&policy("accept", &accept))?;
     stage.check("an earlier policy", "there>a")?;
     stage.delete(&policy("accept", &accept))?;

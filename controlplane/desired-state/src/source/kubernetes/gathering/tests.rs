@@ -34,14 +34,10 @@ fn unreadable(name: &str) -> Unreadable {
 fn lists() -> Vec<Vec<Item>> {
     let choices = |name| {
         let readable = STATES.map(|state| Some(Ok(object(name, state))));
-        readable
-            .into_iter()
-            .chain([Some(Err(unreadable(name))), None])
+        readable.into_iter().chain([Some(Err(unreadable(name))), None])
     };
     let pairs = choices(NAMES[0]).flat_map(|a| choices(NAMES[1]).map(move |b| [a.clone(), b]));
-    pairs
-        .map(|pair| pair.into_iter().flatten().collect())
-        .collect()
+    pairs.map(|pair| pair.into_iter().flatten().collect()).collect()
 }
 
 /// Returns the expected objects after a list: those that it names; unreadable ones stay.

@@ -14,12 +14,7 @@ impl Folder {
     /// Returns the events after files were written, one per line.
     fn write(&mut self, files: &[(&str, &str)]) -> Vec<String> {
         let contents = |text: &str| FileChange::Contents(text.as_bytes().to_vec());
-        self.apply(
-            files
-                .iter()
-                .map(|(name, text)| (*name, contents(text)))
-                .collect(),
-        )
+        self.apply(files.iter().map(|(name, text)| (*name, contents(text))).collect())
     }
 
     fn remove(&mut self, name: &str) -> Vec<String> {
@@ -27,9 +22,7 @@ impl Folder {
     }
 
     fn apply(&mut self, changes: Vec<(&str, FileChange)>) -> Vec<String> {
-        let changes = changes
-            .into_iter()
-            .map(|(name, change)| (name.into(), change));
+        let changes = changes.into_iter().map(|(name, change)| (name.into(), change));
         lines(self.0.apply(changes, Vec::new()))
     }
 }

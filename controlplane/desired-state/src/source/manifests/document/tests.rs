@@ -260,14 +260,10 @@ fn what_has_not_changed_is_not_parsed_again() {
     let first = read(DUMP, false, &Memo::default());
     let changed = DUMP.replacen("port: 1234\n", "port: 1235\n", 1);
     let second = read(&format!("# a line more\n{changed}"), false, &first.memo);
-    let same = first
-        .found
-        .iter()
-        .zip(&second.found)
-        .filter(|(a, b)| match (&a.1, &b.1) {
-            (ParsedItem::Object(_, a), ParsedItem::Object(_, b)) => Arc::ptr_eq(a, b),
-            _ => false,
-        });
+    let same = first.found.iter().zip(&second.found).filter(|(a, b)| match (&a.1, &b.1) {
+        (ParsedItem::Object(_, a), ParsedItem::Object(_, b)) => Arc::ptr_eq(a, b),
+        _ => false,
+    });
     assert_eq!(
         (first.found.len(), second.found.len(), same.count()),
         (52, 52, 51)

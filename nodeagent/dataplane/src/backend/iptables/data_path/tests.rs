@@ -40,14 +40,8 @@ impl Memory {
         let (verb, rest) = line.split_once(' ').unwrap_or((line, ""));
         let name = |text: &str| text.split(' ').next().unwrap_or_default().to_owned();
         match verb {
-            "-A" => chains
-                .entry(name(rest))
-                .or_default()
-                .push(format!("-A {rest}")),
-            "-I" => chains
-                .entry(name(rest))
-                .or_default()
-                .insert(0, format!("-A {rest}")),
+            "-A" => chains.entry(name(rest)).or_default().push(format!("-A {rest}")),
+            "-I" => chains.entry(name(rest)).or_default().insert(0, format!("-A {rest}")),
             "-D" => {
                 let rules = chains.entry(name(rest)).or_default();
                 let at = rules.iter().position(|r| *r == format!("-A {rest}"));
@@ -286,11 +280,7 @@ fn c10_the_guilty_are_found_and_the_others_applied() {
         memory(&mut driver).refuses = Some("--to-destination 10.244.7.".to_owned());
         let services = plans(if complete { 1..=9 } else { 4..=9 });
         let applied = apply(&mut driver, &services, complete).unwrap();
-        let names: Vec<_> = applied
-            .failures
-            .iter()
-            .map(|f| &*f.key.service.name)
-            .collect();
+        let names: Vec<_> = applied.failures.iter().map(|f| &*f.key.service.name).collect();
         assert_eq!(names, ["svc-7"]);
         assert!(applied.failures[0].reason.contains("no such thing"));
         assert_eq!(driver.verify().unwrap(), Verification::Equal);

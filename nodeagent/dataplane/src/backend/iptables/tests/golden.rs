@@ -17,11 +17,7 @@ fn check(family: Family, before: &Shape, after: Option<&Shape>, expected: &Expec
     held.apply(change(family, &node, &other, true));
     held.apply(change(family, &node, &services(Some(before)), false));
     let staged = held.apply(change(family, &node, &services(after), false));
-    let text: String = staged
-        .steps
-        .iter()
-        .flat_map(|step| parts(step, Limits::NFT))
-        .collect();
+    let text: String = staged.steps.iter().flat_map(|step| parts(step, Limits::NFT)).collect();
     expected.assert_eq(&text);
 }
 
@@ -49,11 +45,7 @@ fn an_empty_node() {
     let node = node_plan(Family::V4, &pods());
     let mut held = HeldChain::new(RuleSettings::new(Family::V4));
     let staged = held.apply(change(Family::V4, &node, &Plans::new(), true));
-    let text: String = staged
-        .steps
-        .iter()
-        .flat_map(|step| parts(step, Limits::NFT))
-        .collect();
+    let text: String = staged.steps.iter().flat_map(|step| parts(step, Limits::NFT)).collect();
     expect![[r#"
         *filter
         :KUBE-NODEPORTS - [0:0]

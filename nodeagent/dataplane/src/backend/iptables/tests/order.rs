@@ -38,19 +38,13 @@ fn differing(before: &walk::Kernel, after: &walk::Kernel) -> BTreeSet<(TableName
     let chains = |kernel: &walk::Kernel| -> BTreeMap<(TableName, String), Vec<String>> {
         let tables = kernel.tables.clone().into_iter();
         let chains = tables.flat_map(|(table, chains)| {
-            chains
-                .into_iter()
-                .map(move |(name, rules)| ((table, name), rules))
+            chains.into_iter().map(move |(name, rules)| ((table, name), rules))
         });
-        chains
-            .filter(|((_, name), _)| BuiltIn::parse(name).is_none())
-            .collect()
+        chains.filter(|((_, name), _)| BuiltIn::parse(name).is_none()).collect()
     };
     let (before, after) = (chains(before), chains(after));
     let ids = before.keys().chain(after.keys());
-    ids.filter(|id| before.get(*id) != after.get(*id))
-        .cloned()
-        .collect()
+    ids.filter(|id| before.get(*id) != after.get(*id)).cloned().collect()
 }
 
 fn touched(staged: &StagedRules) -> BTreeSet<(TableName, String)> {
@@ -192,10 +186,7 @@ fn a_tree_that_grows_and_shrinks_is_always_the_one_of_its_places() {
     // The factor is coprime to 90, so every number comes once, far from the one before.
     let numbers = || (0_u16..90).map(|n| n * 37 % 90);
     let mut there = BTreeMap::new();
-    for (number, comes) in numbers()
-        .map(|n| (n, true))
-        .chain(numbers().map(|n| (n, false)))
-    {
+    for (number, comes) in numbers().map(|n| (n, true)).chain(numbers().map(|n| (n, false))) {
         let shape = comes.then(|| with_ports.clone());
         step(&mut held, &node, number, shape.clone());
         match shape {

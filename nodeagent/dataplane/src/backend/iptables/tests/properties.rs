@@ -36,9 +36,7 @@ fn services(family: Family, shapes: &BTreeMap<u16, Shape>) -> Plans {
 fn packets(family: Family, number: u16) -> Vec<Packet> {
     let sources = [sample::pod(1, family), sample::external_ip(200, family)];
     let protocol = sample::key(number, family).protocol;
-    let protocols = Protocol::ALL
-        .into_iter()
-        .filter(|p| *p != Protocol::Sctp || *p == protocol);
+    let protocols = Protocol::ALL.into_iter().filter(|p| *p != Protocol::Sctp || *p == protocol);
     let addresses = [
         sample::cluster_ip(number, family),
         sample::load_balancer_ip(number, family),
@@ -154,9 +152,7 @@ fn few_rules_are_looked_at_in_a_tree() {
     let shapes = (0..5_000).map(|number| (number, sample::plain())).collect();
     let held = held(Family::V4, Layout::Tree, &services(Family::V4, &shapes));
     let chains = &held.kernel.tables[&TableName::Nat];
-    let dispatch = chains
-        .iter()
-        .filter(|(name, _)| name.starts_with("KUBE-SVC-D-"));
+    let dispatch = chains.iter().filter(|(name, _)| name.starts_with("KUBE-SVC-D-"));
     let longest = dispatch.clone().map(|(_, rules)| rules.len()).max();
     assert!(longest <= Some(16) && dispatch.count() < 1_000);
     let mut most = 0;

@@ -129,11 +129,7 @@ pub(super) fn plan(number: u16, family: Family, shape: &Shape) -> ServicePlan {
     let port = ServicePort {
         port: port(number),
         cluster_ip: cluster_ip(number, family),
-        external_ips: shape
-            .external
-            .then(|| external_ip(number, family))
-            .into_iter()
-            .collect(),
+        external_ips: shape.external.then(|| external_ip(number, family)).into_iter().collect(),
         load_balancer_ips: shape
             .load_balancer
             .then(|| load_balancer_ip(number, family))
@@ -143,11 +139,7 @@ pub(super) fn plan(number: u16, family: Family, shape: &Shape) -> ServicePlan {
         internal_policy: shape.internal,
         external_policy: shape.policy,
         affinity_timeout_s: shape.affinity.then_some(600),
-        source_ranges: shape
-            .ranges
-            .then(|| range.parse::<Cidr>().unwrap())
-            .into_iter()
-            .collect(),
+        source_ranges: shape.ranges.then(|| range.parse::<Cidr>().unwrap()).into_iter().collect(),
         // Two ServicePorts share one port.
         health_check_node_port: shape.health.then_some(32_000 + number / 2),
         ..ServicePort::sample(key.clone())

@@ -115,9 +115,7 @@ impl Kernel {
     /// Returns the rules of a chain.
     pub(super) fn rules(&self, table: TableName, chain: &str) -> &[String] {
         let chains = self.tables.get(&table);
-        chains
-            .and_then(|chains| chains.get(chain))
-            .map_or(&[], Vec::as_slice)
+        chains.and_then(|chains| chains.get(chain)).map_or(&[], Vec::as_slice)
     }
 
     /// Returns all ends that a packet may reach in a table, starting at a chain, for every random choice; and
@@ -195,10 +193,7 @@ impl Walk<'_> {
     fn matches(&self, rule: &str) -> Option<bool> {
         let packet = self.packet;
         // Most rules are for another address, so they need no further evaluation.
-        let to = rule
-            .split(" -d ")
-            .nth(1)
-            .and_then(|rest| rest.split(' ').next());
+        let to = rule.split(" -d ").nth(1).and_then(|rest| rest.split(' ').next());
         if to.is_some_and(|range| !rule.contains("! -d") && !inside(range, packet.to)) {
             return None;
         }

@@ -16,9 +16,7 @@ impl Tool {
         ));
         let made = counting::make_all().map_err(|error| error.to_string());
         let usable = made.and_then(|()| self.restore(&rule).map_err(|error| error.to_string()));
-        let gone = usable
-            .as_ref()
-            .map(|()| self.restore(&probe(&format!("-X {PROBE}"))));
+        let gone = usable.as_ref().map(|()| self.restore(&probe(&format!("-X {PROBE}"))));
         if let Ok(Err(error)) = gone {
             tracing::info!(tool = self.name(), %error, "chain {PROBE} stays, through which no packet passes");
         }

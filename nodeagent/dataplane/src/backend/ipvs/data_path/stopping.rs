@@ -38,9 +38,7 @@ impl OperationBudget {
     /// Takes up to this many operations. Returns the number taken.
     fn take(&self, wanted: usize) -> usize {
         let less = |left: usize| Some(left.saturating_sub(wanted));
-        let taken = self
-            .0
-            .fetch_update(Ordering::SeqCst, Ordering::SeqCst, less);
+        let taken = self.0.fetch_update(Ordering::SeqCst, Ordering::SeqCst, less);
         taken.unwrap_or_else(|left| left).min(wanted)
     }
 

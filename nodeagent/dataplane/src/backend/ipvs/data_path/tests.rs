@@ -117,11 +117,7 @@ fn an_endpoint_is_one_message() {
 fn d7_a_service_may_have_a_scheduler_of_its_own() {
     let kernel = Fake::new();
     let mut side = started(&kernel, &everything());
-    let scheduler = |name: &str| {
-        kernel.world().servers[&server(name, TCP)]
-            .scheduler
-            .as_str()
-    };
+    let scheduler = |name: &str| kernel.world().servers[&server(name, TCP)].scheduler.as_str();
     let hashed = || web().node_port(30_080).scheduler("mh");
     kernel.done();
     change(&mut side, &all(&[hashed()]), false).unwrap();
@@ -131,11 +127,7 @@ fn d7_a_service_may_have_a_scheduler_of_its_own() {
     assert_eq!((both, scheduler("10.96.0.2:80")), (["mh"; 2], "rr"));
     assert_eq!(side.verify().unwrap(), Verification::Equal);
 
-    let sed = || {
-        Svc::new("sed", "10.96.0.9")
-            .endpoints(&["10.1.0.7:80"])
-            .scheduler("sed")
-    };
+    let sed = || Svc::new("sed", "10.96.0.9").endpoints(&["10.1.0.7:80"]).scheduler("sed");
     let own = IpvsScheduler::parse("sed").unwrap();
     kernel.inside().lacks.insert(own);
     let applied = change(&mut side, &all(&[sed()]), false).unwrap();
@@ -391,11 +383,7 @@ fn d2_node_ports_follow_the_nodes_addresses() {
     assert!(matches!(found, Verification::Outdated(_)), "{found:?}");
     change(&mut side, &all(&[svc()]), true).unwrap();
     let world = kernel.world();
-    assert!(
-        world
-            .servers
-            .contains_key(&server("192.168.0.2:30080", TCP))
-    );
+    assert!(world.servers.contains_key(&server("192.168.0.2:30080", TCP)));
     assert!(!world.servers.contains_key(&server("127.0.0.1:30080", TCP)));
     assert_eq!(side.verify().unwrap(), Verification::Equal);
 }
@@ -411,11 +399,7 @@ fn what_the_kernel_refuses_stops_nobody_else() {
     let applied = change(&mut side, &all(&everything()), true).unwrap();
     let failed: Vec<_> = applied.failures.iter().map(|f| f.key.clone()).collect();
     assert_eq!(failed, [web().key()]);
-    assert!(
-        applied.failures[0]
-            .reason
-            .contains("10.1.0.2:8080 of 10.96.0.1:80/TCP")
-    );
+    assert!(applied.failures[0].reason.contains("10.1.0.2:8080 of 10.96.0.1:80/TCP"));
     assert_eq!(side.verify().unwrap(), Verification::Equal);
     // The same holds after a change to another Service.
     change(&mut side, &all(&everything()[1..]), false).unwrap();
@@ -472,15 +456,11 @@ fn any_svc(name: usize) -> impl Strategy<Value = Option<Svc>> {
         let protocols = [Protocol::Tcp, Protocol::Udp, Protocol::Sctp];
         let of = |bits: u8| {
             let bits = (0..4_u8).filter(move |bit| bits & (1 << bit) != 0);
-            bits.map(|bit| format!("10.1.0.{bit}:80"))
-                .collect::<Vec<_>>()
+            bits.map(|bit| format!("10.1.0.{bit}:80")).collect::<Vec<_>>()
         };
         let (endpoints, here) = (of(endpoints), of(endpoints & here));
         let refs = |list: &[String]| {
-            list.iter()
-                .map(String::as_str)
-                .map(str::to_owned)
-                .collect::<Vec<_>>()
+            list.iter().map(String::as_str).map(str::to_owned).collect::<Vec<_>>()
         };
         let (endpoints, here) = (refs(&endpoints), refs(&here));
         let endpoints: Vec<&str> = endpoints.iter().map(String::as_str).collect();
@@ -497,9 +477,7 @@ fn any_svc(name: usize) -> impl Strategy<Value = Option<Svc>> {
         }
         if frontends & 1 != 0 {
             let port = 30_000 + u16::try_from(name).unwrap();
-            svc = svc
-                .node_port(port)
-                .external_ip(&format!("198.51.100.{name}"));
+            svc = svc.node_port(port).external_ip(&format!("198.51.100.{name}"));
         }
         if frontends & 2 != 0 {
             let ranges: &[&str] = if frontends & 1 != 0 {
@@ -507,9 +485,7 @@ fn any_svc(name: usize) -> impl Strategy<Value = Option<Svc>> {
             } else {
                 &[]
             };
-            svc = svc
-                .load_balancer(&format!("203.0.113.{name}"), ranges)
-                .health(31_000);
+            svc = svc.load_balancer(&format!("203.0.113.{name}"), ranges).health(31_000);
         }
         there.then_some(svc)
     })

@@ -94,10 +94,6 @@ mod tests {
     fn own_connections_are_found() {
         let server = std::net::TcpListener::bind("127.77.0.1:0").unwrap();
         let _client = std::net::TcpStream::connect(server.local_addr().unwrap()).unwrap();
-        assert!(
-            addresses()
-                .unwrap()
-                .contains(&IpAddr::from([127, 77, 0, 1]))
-        );
+        assert!(addresses().unwrap().contains(&IpAddr::from([127, 77, 0, 1])));
     }
 }

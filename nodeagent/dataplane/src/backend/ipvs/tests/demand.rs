@@ -99,10 +99,7 @@ fn d2_the_nodes_own_address_is_not_bound() {
 /// A15, D3: SCTP has no set of ports alone.
 #[test]
 fn d3_node_ports_of_sctp_are_known_with_addresses() {
-    let svc = svc()
-        .protocol(Protocol::Sctp)
-        .node_port(30_080)
-        .external_local();
+    let svc = svc().protocol(Protocol::Sctp).node_port(30_080).external_local();
     let demand = demand(&svc);
     let expected = [SetId::NodePortSctp, SetId::NodePortLocalSctp];
     assert_eq!(sets(&demand, NODE_IP), expected);

@@ -129,8 +129,7 @@ impl World {
             },
             Command::DeleteReal(key, real) => self.reals.remove(&(key, real)).is_some(),
         };
-        said.then_some(())
-            .ok_or(format!("{command:?} changes nothing"))
+        said.then_some(()).ok_or(format!("{command:?} changes nothing"))
     }
 
     /// Returns the real servers that a new connection may reach; `None` if it does not arrive at the node.

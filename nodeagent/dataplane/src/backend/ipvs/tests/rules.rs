@@ -24,9 +24,7 @@ fn shape(family: Family, node: NodePlan) -> RuleFacts {
 fn text(shape: &RuleFacts, table: TableName) -> String {
     let steps = compare(shape, &FoundRules::default());
     let steps = steps.first.iter().chain(&steps.last);
-    let chains = steps
-        .filter(|step| step.table == table)
-        .flat_map(|s| &s.write);
+    let chains = steps.filter(|step| step.table == table).flat_map(|s| &s.write);
     chains.map(|chain| chain.lines.as_str()).collect()
 }
 
@@ -129,9 +127,7 @@ fn a15_masquerading_of_cluster_ips() {
             ..NodePlan::default()
         };
         let text = text(&shape(Family::V4, node), TableName::Nat);
-        let mut lines = text
-            .lines()
-            .filter(|line| line.contains("masquerade purpose"));
+        let mut lines = text.lines().filter(|line| line.contains("masquerade purpose"));
         let line = lines.find(|line| line.contains("KUBE-CLUSTER-IP")).unwrap();
         let (before, after) = line.split_once(" -m comment").unwrap();
         let after = after.split_once("KUBE-CLUSTER-IP ").unwrap().1;

@@ -91,10 +91,7 @@ fn service(n: u8, endpoints: &[u8]) -> ServicePlan {
 type Services = Vec<(ServiceKey, Option<ServicePlan>)>;
 
 fn set(plans: impl IntoIterator<Item = ServicePlan>) -> Services {
-    plans
-        .into_iter()
-        .map(|plan| (plan.key.clone(), Some(plan)))
-        .collect()
+    plans.into_iter().map(|plan| (plan.key.clone(), Some(plan))).collect()
 }
 
 fn change<'a>(services: &'a Services, node: &'a NodePlan, complete: bool) -> Change<'a> {
@@ -364,19 +361,15 @@ fn a_table_that_is_found_again_needs_no_operation() {
     assert_eq!(again.strays, []);
     assert_eq!(again.elements(), table.elements());
     assert_eq!(
-        again
-            .stage(change(&set(plans), &NodePlan::default(), true))
-            .len(),
+        again.stage(change(&set(plans), &NodePlan::default(), true)).len(),
         0
     );
 }
 
 #[test]
 fn elements_that_make_no_sense_go_away() {
-    let mut found: Vec<Element> = table_with([service(1, &[1, 2, 3])])
-        .elements()
-        .into_iter()
-        .collect();
+    let mut found: Vec<Element> =
+        table_with([service(1, &[1, 2, 3])]).elements().into_iter().collect();
     // This makes a gap in the middle, although the class promises three endpoints.
     found.retain(|element| element.data != Some(Data::Endpoint(endpoint(2))));
     let table = adopt(&[], &found);
@@ -386,9 +379,7 @@ fn elements_that_make_no_sense_go_away() {
         ..Memory::new()
     };
     let services = set([service(1, &[1, 2, 3])]);
-    on(&mut memory)
-        .apply(change(&services, &NodePlan::default(), true))
-        .unwrap();
+    on(&mut memory).apply(change(&services, &NodePlan::default(), true)).unwrap();
     assert_eq!(
         memory.elements.unwrap(),
         table_with([service(1, &[1, 2, 3])]).elements()
@@ -404,9 +395,7 @@ fn only_the_service_that_the_kernel_refuses_is_left_out() {
         };
         let mut driver = on(&mut memory);
         let node = NodePlan::default();
-        driver
-            .apply(change(&set([service(100, &[1])]), &node, true))
-            .unwrap();
+        driver.apply(change(&set([service(100, &[1])]), &node, true)).unwrap();
         let plans = (0..20).map(|n| {
             if n == 13 {
                 service(n, &[66])
@@ -460,18 +449,12 @@ fn a_service_that_is_refused_while_a_new_table_is_filled_is_left_out_by_the_next
 fn changes_of_others_do_not_matter_but_changes_of_our_table_do() {
     let node = NodePlan::default();
     let mut memory = Memory::new();
-    on(&mut memory)
-        .apply(change(&set([service(1, &[1])]), &node, true))
-        .unwrap();
+    on(&mut memory).apply(change(&set([service(1, &[1])]), &node, true)).unwrap();
     for others in [1, 100] {
         memory.others = others;
         let mut driver = on(&mut memory);
-        driver
-            .apply(change(&set([service(1, &[1, 2])]), &node, true))
-            .unwrap();
-        driver
-            .apply(change(&set([service(1, &[3])]), &node, false))
-            .unwrap();
+        driver.apply(change(&set([service(1, &[1, 2])]), &node, true)).unwrap();
+        driver.apply(change(&set([service(1, &[3])]), &node, false)).unwrap();
         drop(driver);
         memory.others = 0;
         assert_eq!(
@@ -483,9 +466,7 @@ fn changes_of_others_do_not_matter_but_changes_of_our_table_do() {
     stolen.pop_first();
     memory.elements = Some(stolen);
     let mut driver = on(&mut memory);
-    driver
-        .apply(change(&set([service(1, &[1])]), &node, true))
-        .unwrap();
+    driver.apply(change(&set([service(1, &[1])]), &node, true)).unwrap();
     assert_eq!(driver.verify().unwrap(), Verification::Equal);
 }
 
@@ -612,9 +593,7 @@ fn a11_clients_of_a_gone_endpoint_are_forgotten() {
     let node = NodePlan::default();
     let mut memory = Memory::new();
     let mut driver = on(&mut memory);
-    driver
-        .apply(change(&set([sticky(&[1, 2, 3])]), &node, true))
-        .unwrap();
+    driver.apply(change(&set([sticky(&[1, 2, 3])]), &node, true)).unwrap();
     let id = *driver.path.kernel().groups.first_key_value().unwrap().0;
     let clients = vec![
         whole(1, 1),
@@ -623,27 +602,21 @@ fn a11_clients_of_a_gone_endpoint_are_forgotten() {
         client(4, Remembered::Part(GroupPart::Ports)),
     ];
     driver.path.kernel().clients.insert(id, clients);
-    driver
-        .apply(change(&set([sticky(&[1, 3, 4])]), &node, false))
-        .unwrap();
+    driver.apply(change(&set([sticky(&[1, 3, 4])]), &node, false)).unwrap();
     assert_eq!(
         driver.path.kernel().clients[&id],
         [whole(1, 1), whole(3, 3)]
     );
     // No endpoint was removed, so no clients are read.
     driver.path.kernel().clients.insert(id, vec![whole(1, 9)]);
-    driver
-        .apply(change(&set([sticky(&[1, 3, 4, 5])]), &node, false))
-        .unwrap();
+    driver.apply(change(&set([sticky(&[1, 3, 4, 5])]), &node, false)).unwrap();
     assert_eq!(driver.path.kernel().clients[&id], [whole(1, 9)]);
     assert_eq!(driver.verify().unwrap(), Verification::Equal);
     assert_eq!(driver.path.kernel().clients[&id], []);
     drop(driver);
     memory.clients.insert(id, vec![whole(1, 1), whole(3, 3)]);
     let mut driver = on(&mut memory);
-    driver
-        .apply(change(&set([sticky(&[3])]), &node, true))
-        .unwrap();
+    driver.apply(change(&set([sticky(&[3])]), &node, true)).unwrap();
     assert_eq!(driver.path.kernel().clients[&id], [whole(3, 3)]);
 }
 

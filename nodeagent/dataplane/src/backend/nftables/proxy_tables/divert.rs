@@ -51,9 +51,7 @@ impl DivertTable {
         let [first, second] = TABLES;
         match commit(&mut owner, first, family, marks) {
             Err(CommitError::Rejected { rejections, .. })
-                if rejections
-                    .iter()
-                    .any(|rejection| rejection.errno == Errno::EPERM) =>
+                if rejections.iter().any(|rejection| rejection.errno == Errno::EPERM) =>
             {
                 commit(&mut owner, second, family, marks)?;
             }

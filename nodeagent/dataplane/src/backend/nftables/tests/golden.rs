@@ -99,11 +99,7 @@ fn steps(text: &str) -> Vec<RuleStep> {
     let vip = "ip daddr . meta l4proto . th dport";
     let original_vip = "ip daddr . meta l4proto . ct original proto-dst";
     let text = text.replace("ip6", "ip");
-    match text
-        .replace(vip, "VIP")
-        .replace(original_vip, "VIP")
-        .as_str()
-    {
+    match text.replace(vip, "VIP").replace(original_vip, "VIP").as_str() {
         "VIP @services drop" => vec![RuleStep::In(Set::Services), RuleStep::Drop],
         "meta l4proto . th dport @nodeports return" => {
             vec![RuleStep::In(Set::Nodeports), RuleStep::Return]
@@ -211,9 +207,7 @@ fn sets_are_those_of_nft() {
         text,
         bytes,
         ..
-    } in golden()
-        .into_iter()
-        .filter(|g| ["set", "clients"].contains(&g.kind))
+    } in golden().into_iter().filter(|g| ["set", "clients"].contains(&g.kind))
     {
         let group = Group {
             id: SEVEN,
@@ -240,9 +234,7 @@ fn sets_are_those_of_nft() {
         let fixed = |attributes: Attributes<'_>| {
             let fixed = attributes.filter(|a| a.kind != NFTA_SET_ID);
             let fixed = fixed.filter(|a| a.kind != NFTA_SET_DATA_LEN || !is_verdict);
-            fixed
-                .map(|a| (a.kind, a.payload.to_vec()))
-                .collect::<BTreeMap<_, _>>()
+            fixed.map(|a| (a.kind, a.payload.to_vec())).collect::<BTreeMap<_, _>>()
         };
         assert_eq!(fixed(ours), fixed(Attributes(&bytes)), "{family}: {text}");
     }
@@ -300,12 +292,8 @@ fn element(family: Family, set: &str, text: &str) -> Element {
 /// Returns the entries of a list of elements, without nft's notes and the end without a start.
 fn entries(list: Attributes<'_>) -> Vec<BTreeMap<u16, Vec<u8>>> {
     let entries = list.map(|entry| {
-        let attributes = entry
-            .children()
-            .filter(|a| a.kind != NFTA_SET_ELEM_USERDATA);
-        attributes
-            .map(|a| (a.kind, a.payload.to_vec()))
-            .collect::<BTreeMap<_, _>>()
+        let attributes = entry.children().filter(|a| a.kind != NFTA_SET_ELEM_USERDATA);
+        attributes.map(|a| (a.kind, a.payload.to_vec())).collect::<BTreeMap<_, _>>()
     });
     let is_lone_end = |entry: &BTreeMap<u16, Vec<u8>>| {
         let key = Attributes(&entry[&NFTA_SET_ELEM_KEY]);

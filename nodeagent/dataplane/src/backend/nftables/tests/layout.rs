@@ -22,11 +22,8 @@ fn the_layout_is_the_one_with_this_number() {
             let (point, priority) = (hook.point, hook.priority);
             writeln!(text, "    {} {point:?} {priority}", hook.chain_type).unwrap();
         }
-        let lines: Vec<String> = chain
-            .rules
-            .iter()
-            .map(|rule| format!("{:?}", rule.steps))
-            .collect();
+        let lines: Vec<String> =
+            chain.rules.iter().map(|rule| format!("{:?}", rule.steps)).collect();
         for same in lines.chunk_by(|one, next| one == next) {
             let times = match same.len() {
                 1 => String::new(),

@@ -110,11 +110,7 @@ fn transactions_of_other_tables_only_move_the_generation() {
     ];
     let ledger = ledger(&parts);
     assert_eq!(ledger.head(), Some(12));
-    assert!(
-        Family::ALL
-            .iter()
-            .all(|family| !ledger.has_drifted((Services, *family)))
-    );
+    assert!(Family::ALL.iter().all(|family| !ledger.has_drifted((Services, *family))));
 }
 
 #[test]

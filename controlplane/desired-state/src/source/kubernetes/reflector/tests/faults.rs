@@ -22,10 +22,7 @@ async fn a_403_keeps_everything() {
     assert_eq!(rig.pass(Duration::from_secs(5)).await, Vec::<String>::new());
     let trouble = rig.state().trouble.unwrap();
     assert!(
-        trouble
-            .issue
-            .reason
-            .contains("does not permit kplane to watch services"),
+        trouble.issue.reason.contains("does not permit kplane to watch services"),
         "{trouble:?}"
     );
     assert_eq!(rig.sent(1).await, ["apply b"]);

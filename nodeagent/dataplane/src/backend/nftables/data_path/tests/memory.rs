@@ -57,9 +57,7 @@ impl Memory {
                 GroupOp::Make(group) => groups.insert(group.id, group).is_none(),
                 GroupOp::Rewrite(group) => groups.insert(group.id, group).is_some(),
                 GroupOp::Drop(group) => {
-                    let used = elements
-                        .iter()
-                        .any(|element| leads_to(element) == Some(group.id));
+                    let used = elements.iter().any(|element| leads_to(element) == Some(group.id));
                     !used && groups.remove(&group.id) == Some(group)
                 }
             };

@@ -134,8 +134,7 @@ impl RuleWriter<'_, '_> {
     /// Loads protocol and destination port into two registers.
     fn port_key(&mut self, register: u32) {
         self.to.meta(NFT_META_L4PROTO, register);
-        self.to
-            .payload(register + 1, (NFT_PAYLOAD_TRANSPORT_HEADER, 2, 2));
+        self.to.payload(register + 1, (NFT_PAYLOAD_TRANSPORT_HEADER, 2, 2));
     }
 
     fn compare_address(&mut self, ip: IpAddr) {
