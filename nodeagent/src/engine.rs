@@ -129,13 +129,8 @@ impl Engine {
         settings: NodeSettings,
         followers: Followers,
     ) -> Result<Self, OpenError> {
-        Self::start(
-            Box::new(open),
-            settings,
-            followers,
-            CheckpointSettings::default(),
-        )
-        .await
+        let restore = CheckpointSettings::default();
+        Self::start(Box::new(open), settings, followers, restore).await
     }
 
     /// Starts the thread like [`Engine::spawn_with`], with a memory of what the node served. The future is boxed, so that
@@ -271,7 +266,7 @@ impl Engine {
     /// # Errors
     /// [`Stopped`].
     pub async fn inspect(&self, service: ServiceName) -> Result<Option<Inspection>, Stopped> {
-        self.ask(|reported| Question::Inspect(service, reported)).await
+        self.ask(|reply| Question::Inspect(service, reply)).await
     }
 
     /// Returns the digests of so many ranges of the desired state, a power of two; `None` if the state cannot be
@@ -280,15 +275,15 @@ impl Engine {
     /// # Errors
     /// [`Stopped`].
     pub async fn ranges(&self, count: u16) -> Result<Option<RangeDigests>, Stopped> {
-        self.ask(|reported| Question::Ranges(count, reported)).await
+        self.ask(|reply| Question::Ranges(count, reply)).await
     }
 
     async fn ask<T>(
         &self,
         question: impl FnOnce(oneshot::Sender<T>) -> Question,
     ) -> Result<T, Stopped> {
-        let (reported, answer) = oneshot::channel();
-        let asked = self.questions.send(question(reported)).await;
+        let (reply, answer) = oneshot::channel();
+        let asked = self.questions.send(question(reply)).await;
         asked.map_err(|_| Stopped)?;
         answer.await.map_err(|_| Stopped)
     }
@@ -465,8 +460,8 @@ async fn run(mut core: Core, inputs: Inputs, reports: &watch::Sender<Report>) {
 /// Answers a question. The receiver is gone if the stream is.
 fn answer(core: &Core, question: Question) {
     match question {
-        Question::Inspect(service, reported) => drop(reported.send(core.inspect(&service))),
-        Question::Ranges(count, reported) => drop(reported.send(core.ranges(count))),
+        Question::Inspect(service, reply) => drop(reply.send(core.inspect(&service))),
+        Question::Ranges(count, reply) => drop(reply.send(core.ranges(count))),
     }
 }
 
