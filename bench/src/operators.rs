@@ -108,7 +108,7 @@ async fn control_plane(folder: &Path, services: usize) -> Bound {
         ..Config::new(Origin::Manifests(folder.to_owned()))
     };
     let bound = build(config).await.unwrap();
-    let mut head = bound.hub().store.head();
+    let mut head = bound.hub().store().head();
     let synced = head.wait_for(|head| head.synced);
     tokio::time::timeout(DEADLINE, synced).await.unwrap().unwrap();
     bound
@@ -169,7 +169,7 @@ fn report(n: usize, epoch: u64, revision: u64) -> pb::Report {
 
 /// Begins the stream of an agent that holds everything already, and keeps it.
 async fn agent(n: usize, channel: Channel, bound: Arc<Bound>) {
-    let (store, node) = (&bound.hub().store, node(n));
+    let (store, node) = (bound.hub().store(), node(n));
     let revision = store.head().borrow().revision;
     let hello = pb::Hello {
         protocol_version: 1,
@@ -298,10 +298,10 @@ async fn fleet() {
         }
         streams.spawn(agent(n, channel.clone().unwrap(), Arc::clone(&bound)));
     }
-    let mut changes = bound.hub().fleet.changes();
+    let mut changes = bound.hub().agents().changes();
     let all_there = async {
         loop {
-            let records = bound.hub().fleet.records();
+            let records = bound.hub().agents().records();
             if records.iter().filter(|(_, of)| of.report.is_some()).count() == NODES {
                 return;
             }

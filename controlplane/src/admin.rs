@@ -117,26 +117,26 @@ impl Admin {
 
     fn readiness(&self, verbose: bool) -> Answer {
         let waits = |limiter: &Arc<ConnectionLimiter>| limiter.cover() == Cover::Waiting;
-        let draining = self.hub.draining.is_on();
-        let synced = self.hub.store.head().borrow().synced;
+        let draining = self.hub.streams().draining.is_on();
+        let synced = self.hub.store().head().borrow().synced;
         let ready = synced && !draining && !self.limiters.iter().any(waits);
         let mut body = String::new();
         if draining {
             body.push_str("agents: leaving, because this control plane is about to stop\n");
         }
         if verbose || !ready {
-            for (kind, state) in self.hub.upstream.kinds() {
+            for (kind, state) in self.hub.upstream().kinds() {
                 // Writing to a string cannot fail.
                 let _ = writeln!(body, "{kind}: {}", describe(&state));
             }
             for limiter in self.limiters.iter().filter(|limiter| limiter.cover() != Cover::Closed) {
                 let _ = writeln!(body, "port for {}: {}", limiter.what(), limiter.cover());
             }
-            let doubt = self.hub.store.trust();
+            let doubt = self.hub.store().trust();
             if doubt.is_partial() {
                 let _ = writeln!(body, "data: incomplete: {}", doubt.doubt());
             }
-            if let Some(held) = &self.hub.summary().borrow().held {
+            if let Some(held) = &self.hub.index().summary().borrow().held {
                 let _ = writeln!(body, "held: {held}");
             }
         }

@@ -176,16 +176,16 @@ async fn start(config: Config) -> Result<Bound, BuildError> {
     let plain_text =
         config.protection.plain_text([("agents", &agents), ("the status API", &status)]);
     // Nobody else sets it.
-    let _ = hub.plain_text_ports.set(plain_text);
+    let _ = hub.replica().plain_text_ports.set(plain_text);
     let authenticator = Authenticator::open(&config.identity, Arc::clone(&hub), api.clone())?;
     let (tls, peers) = secure(&config, &authenticator, api.clone(), &hub, &mut tasks)?;
     if let (true, Some(api)) = (config.events, &api) {
         let known = (Arc::clone(&hub), peers.clone());
         let counts = Arc::clone(&own.events);
         let task = events::run(known, Arc::clone(api), config.scope(), counts);
-        tasks.spawn(until(task, hub.shutdown.clone()));
+        tasks.spawn(until(task, hub.shutdown().clone()));
     }
-    let shutdown = hub.shutdown.clone();
+    let shutdown = hub.shutdown().clone();
     follow(&hub, peers.as_ref(), &mut tasks);
     let limiters = [
         ConnectionLimiter::new("agents", agent_limits(config.agent_limits)),
@@ -234,9 +234,9 @@ async fn start(config: Config) -> Result<Bound, BuildError> {
 /// Follows Pods that wait to end, and agents that fall silent.
 fn follow(hub: &Arc<Hub>, peers: Option<&Arc<Peers>>, tasks: &mut JoinSet<Result<(), TaskError>>) {
     let prestop = prestop::serve(Arc::clone(hub), peers.cloned());
-    tasks.spawn(until(prestop, hub.shutdown.clone()));
+    tasks.spawn(until(prestop, hub.shutdown().clone()));
     let watch = failure_detector::watch(Arc::clone(hub), peers.cloned());
-    tasks.spawn(until(watch, hub.shutdown.clone()));
+    tasks.spawn(until(watch, hub.shutdown().clone()));
 }
 
 /// Refuses plain text where other machines would reach it, and TLS without a certificate.
@@ -266,17 +266,17 @@ fn secure(
             return Err(BuildError::NoCallers);
         }
         let keys = Arc::clone(authenticator).follow_keys();
-        tasks.spawn(until(keys, hub.shutdown.clone()));
+        tasks.spawn(until(keys, hub.shutdown().clone()));
     }
     if let Some(keeper) = started.keeper {
-        tasks.spawn(until(keeper, hub.shutdown.clone()));
+        tasks.spawn(until(keeper, hub.shutdown().clone()));
     }
     if let Some(listed) = started.listed.clone() {
         // Nobody else sets it.
-        let _ = hub.listed.set(listed);
+        let _ = hub.replica().listed.set(listed);
     }
     let peers = Peers::new(
-        hub.store.epoch(),
+        hub.store().epoch(),
         &config.peers,
         started.peers,
         started.listed,
@@ -297,33 +297,33 @@ async fn start_hub(
         config.cliff_guard,
         batches,
     );
-    hub.suspects.set_mode(config.dead_node);
-    hub.snapshots.limit(config.agent_limits.snapshots_per_second);
+    hub.suspects().set_mode(config.dead_node);
+    hub.streams().snapshots.limit(config.agent_limits.snapshots_per_second);
     if let Some(node) = config.own_node.clone() {
         // Nobody else sets it.
-        let _ = hub.own_node.set(node);
+        let _ = hub.replica().own_node.set(node);
     }
     if let Some(name) = config.cluster_name.clone() {
-        let _ = hub.cluster_name.set(name);
+        let _ = hub.replica().cluster_name.set(name);
     }
     if let Some(node) = config.only_node.clone() {
-        hub.store.serve_only(node);
+        hub.store().serve_only(node);
     }
     if let Some(id) = config.source_id.clone() {
-        hub.upstream.set_cluster_id(id);
+        hub.upstream().set_cluster_id(id);
     }
-    let stop = hub.shutdown.clone();
+    let stop = hub.shutdown().clone();
     let mut api = None;
     match config.source.clone() {
         Origin::Manifests(path) => drop(tasks.spawn(run(Manifests::new(path), sink, stop))),
         Origin::Kubernetes(source) => {
             let source =
-                Kubernetes::new(source, config.only_node.clone(), hub.upstream.clone()).await?;
+                Kubernetes::new(source, config.only_node.clone(), hub.upstream().clone()).await?;
             api = Some(source.api());
             if config.startup_taint {
-                let (fleet, tainted) = (Arc::clone(&hub.fleet), hub.tainted.changes());
+                let (fleet, tainted) = (Arc::clone(hub.agents()), hub.notices().tainted.changes());
                 let keeper = taints::keep(fleet, tainted, source.api());
-                tasks.spawn(until(keeper, hub.shutdown.clone()));
+                tasks.spawn(until(keeper, hub.shutdown().clone()));
             }
             tasks.spawn(run(source, sink, stop));
         }
@@ -334,12 +334,12 @@ async fn start_hub(
         );
     }
     orders::keep(&hub, config, api.as_ref(), tasks);
-    let sweep = fleet::forget_strangers(Arc::clone(&hub.fleet));
+    let sweep = fleet::forget_strangers(Arc::clone(hub.agents()));
     tasks.spawn(async move {
         sweep.await;
         Ok(())
     });
-    tasks.spawn(until(index, hub.shutdown.clone()));
+    tasks.spawn(until(index, hub.shutdown().clone()));
     Ok((hub, api))
 }
 
@@ -384,7 +384,7 @@ impl Bound {
 
     /// Returns the token that ends the control plane; [`Bound::wait`] returns when it has ended.
     pub fn shutdown_token(&self) -> CancellationToken {
-        self.hub.shutdown.clone()
+        self.hub.shutdown().clone()
     }
 
     /// Runs until it is shut down or a part fails; then all parts end.
@@ -397,7 +397,7 @@ impl Bound {
 
     async fn run(mut self) -> Result<(), TaskError> {
         let first = self.tasks.join_next().await;
-        self.hub.shutdown.cancel();
+        self.hub.shutdown().cancel();
         self.tasks.shutdown().await;
         first.map_or(Ok(()), |result| result?)
     }

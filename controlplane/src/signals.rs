@@ -33,10 +33,10 @@ impl Signals {
         self.next().await;
         info!(?drain, "shutting down; agents leave, and keep their rules");
         tokio::select! {
-            () = hub.draining.begin(drain) => {}
+            () = hub.streams().draining.begin(drain) => {}
             () = self.next() => info!("another signal: shutting down at once"),
         }
-        hub.shutdown.cancel();
+        hub.shutdown().cancel();
     }
 
     async fn next(&mut self) {

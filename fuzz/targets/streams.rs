@@ -90,7 +90,7 @@ async fn hub() -> (Arc<Hub>, mpsc::Sender<Batch>) {
     let (hub, index) = Hub::new(1, "fuzzing", admission, guard, batches);
     tokio::spawn(index);
     source.send(BATCH.clone()).await.unwrap();
-    let synced = hub.store.head().wait_for(|head| head.synced).await.is_ok();
+    let synced = hub.store().head().wait_for(|head| head.synced).await.is_ok();
     assert!(synced);
     (hub, source)
 }
@@ -153,8 +153,8 @@ impl AgentStream {
             families: vec![family],
             ..pb::Report::default()
         }));
-        let mut changes = hub.fleet.changes();
-        let reported = changes.wait_for(|_| !hub.fleet.with_servers().is_empty());
+        let mut changes = hub.agents().changes();
+        let reported = changes.wait_for(|_| !hub.agents().with_servers().is_empty());
         assert!(reported.await.is_ok());
         let status = StatusServer::new(Arc::clone(hub));
         let asked = tokio::spawn(async move {

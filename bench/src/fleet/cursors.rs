@@ -165,7 +165,7 @@ impl Plane {
         let admission = Admission::default();
         let (hub, index) = Hub::new(1, "cursors", admission, CliffGuard::default(), inbox);
         tokio::spawn(index);
-        hub.snapshots.limit(1_000_000);
+        hub.streams().snapshots.limit(1_000_000);
         let config = identity::AuthenticatorConfig {
             audit: AuditLog::Off,
             ..identity::AuthenticatorConfig::default()
@@ -186,7 +186,7 @@ impl Plane {
         }
         events.extend(Kind::ALL.into_iter().map(Event::InitDone));
         plane.send(events).await?;
-        let mut head = plane.hub.store.head();
+        let mut head = plane.hub.store().head();
         head.wait_for(|head| head.synced).await?;
         Ok(plane)
     }

@@ -68,7 +68,7 @@ const SWEEP: Duration = Duration::from_secs(60);
 
 /// All agents by node. Their streams write the records; the status API reads them.
 #[derive(Debug)]
-pub struct Fleet {
+pub struct AgentRegistry {
     agents: Mutex<Agents>,
     changes: watch::Sender<u64>,
     /// The time that changes take.
@@ -118,7 +118,7 @@ pub struct Question {
 /// A stream's right to speak for a node; ends when the value is dropped.
 #[derive(Debug)]
 pub struct Session {
-    fleet: Arc<Fleet>,
+    agents: Arc<AgentRegistry>,
     node: NodeName,
     number: u64,
     dispatch: Arc<Dispatch>,
@@ -142,8 +142,8 @@ pub enum NotBegun {
     Taken(String),
 }
 
-impl Fleet {
-    /// Creates a fleet without agents, of a control plane that started at this time and ends with this token.
+impl AgentRegistry {
+    /// Creates a registry without agents, of a control plane that started at this time and ends with this token.
     pub(crate) fn new(
         store: Arc<Store>,
         upstream: Upstream,
@@ -188,13 +188,13 @@ impl Fleet {
     }
 
     /// Returns the number of agents that are remembered.
-    pub fn agents(&self) -> usize {
+    pub fn count(&self) -> usize {
         self.lock().by_node.len()
     }
 
     /// Returns the time over which agents spread reports of progress, in milliseconds; 0 = they report at once.
     pub fn report_within_ms(&self) -> u32 {
-        let agents = u32::try_from(self.agents()).unwrap_or(u32::MAX);
+        let agents = u32::try_from(self.count()).unwrap_or(u32::MAX);
         Some(agents / REPORTS_PER_MS)
             .filter(|within| *within >= MIN_SPREAD_MS)
             .unwrap_or_default()
@@ -283,14 +283,14 @@ impl Agents {
 }
 
 /// Keeps the fleet's memory bounded until the control plane ends.
-pub async fn forget_strangers(fleet: Arc<Fleet>) {
+pub async fn forget_strangers(registry: Arc<AgentRegistry>) {
     let mut look = interval(SWEEP);
     loop {
         tokio::select! {
             _ = look.tick() => {}
-            () = fleet.shutdown.cancelled() => return,
+            () = registry.shutdown.cancelled() => return,
         }
-        fleet.sweep(Instant::now(), |name| fleet.store.knows(name));
+        registry.sweep(Instant::now(), |name| registry.store.knows(name));
     }
 }
 
@@ -301,7 +301,7 @@ impl Session {
     /// # Errors
     /// [`NotBegun`].
     pub fn begin(
-        fleet: &Arc<Fleet>,
+        registry: &Arc<AgentRegistry>,
         node: &NodeName,
         hello: &Hello,
         peer: String,
@@ -309,21 +309,21 @@ impl Session {
         let now = Instant::now();
         let (lives, superseded) = oneshot::channel();
         let (questions, asked) = mpsc::channel(QUESTIONS);
-        let stranger = !fleet.store.knows(node);
-        let mut agents = fleet.lock();
+        let stranger = !registry.store.knows(node);
+        let mut agents = registry.lock();
         agents
-            .refuse_competing_agent(node, hello, &peer, now, &fleet.moderation)
-            .inspect_err(|_| fleet.changed())?;
+            .refuse_competing_agent(node, hello, &peer, now, &registry.moderation)
+            .inspect_err(|_| registry.changed())?;
         if stranger && !agents.by_node.contains_key(node) {
             agents.make_room()?;
         }
         let was_connected = agents.by_node.get(node).map(|agent| agent.record.connected);
         notices::connected(
-            &fleet.recorder,
+            &registry.recorder,
             node,
             was_connected,
             &peer,
-            fleet.started_at,
+            registry.started_at,
         );
         agents.sessions += 1;
         let number = agents.sessions;
@@ -359,12 +359,12 @@ impl Session {
             },
         );
         drop(agents);
-        fleet.changed();
+        registry.changed();
         let session = Self {
-            fleet: Arc::clone(fleet),
+            agents: Arc::clone(registry),
             node: node.clone(),
             number,
-            dispatch: Dispatch::new(fleet),
+            dispatch: Dispatch::new(registry),
         };
         Ok((session, superseded, asked))
     }
@@ -387,16 +387,17 @@ impl Session {
     pub fn report(&self, mut report: Report) -> bool {
         let goes_on = self.dispatch.arrived(&report);
         let steps = std::mem::take(&mut report.steps);
-        let programmed = latencies::take_programmed(&mut report, &self.fleet.store, Instant::now());
+        let programmed =
+            latencies::take_programmed(&mut report, &self.agents.store, Instant::now());
         if let Some(too_long) = size::bound(&mut report) {
             self.tell_too_long(Misbehaviour::Report, too_long);
         }
         // Listing again does not resolve a doubt: the source does that on its own, or the operator must.
-        if report.held.is_some() && self.fleet.store.trust() == Trust::Whole {
-            self.fleet.upstream.look_again();
+        if report.held.is_some() && self.agents.store.trust() == Trust::Whole {
+            self.agents.upstream.look_again();
         }
         let report = Arc::new(report);
-        let applied = timings::applied(&report, &self.fleet.store);
+        let applied = timings::applied(&report, &self.agents.store);
         let mut advanced = None;
         let mut earlier = None;
         self.update(|record| {
@@ -413,14 +414,14 @@ impl Session {
             record.clocks = Clocks::after(record.clocks, Instant::now(), report.now_ms);
             record.report = Some(Arc::clone(&report));
         });
-        notices::reported(&self.fleet.recorder, &self.node, earlier.as_ref(), &report);
+        notices::reported(&self.agents.recorder, &self.node, earlier.as_ref(), &report);
         if let Some(applied) = applied {
             self.note_progress(&steps, applied);
         }
         if let Some((before, applied)) = advanced {
             self.measure(&report, &steps, before, applied);
         }
-        self.fleet.changed();
+        self.agents.changed();
         goes_on
     }
 
@@ -433,12 +434,12 @@ impl Session {
 
     /// Logs a problem with the agent, not too often.
     pub(crate) fn tell(&self, problem: Misbehaviour, text: impl FnOnce() -> String) {
-        let moderation = &self.fleet.moderation;
+        let moderation = &self.agents.moderation;
         moderation.tell(&self.node, problem, text);
     }
 
     fn update(&self, change: impl FnOnce(&mut AgentRecord)) {
-        let mut agents = self.fleet.lock();
+        let mut agents = self.agents.lock();
         let agent = agents.by_node.get_mut(&self.node);
         if let Some(agent) = agent.filter(|agent| agent.session == self.number) {
             change(Arc::make_mut(&mut agent.record));
@@ -455,9 +456,9 @@ impl Drop for Session {
             record.sign = Moment::now();
             lost = true;
         });
-        if lost && !self.fleet.shutdown.is_cancelled() {
-            notices::lost(&self.fleet.recorder, &self.node);
+        if lost && !self.agents.shutdown.is_cancelled() {
+            notices::lost(&self.agents.recorder, &self.node);
         }
-        self.fleet.changed();
+        self.agents.changed();
     }
 }

@@ -11,7 +11,7 @@ use kplane_model::NodeName;
 use kplane_proto::v1 as pb;
 use tokio::time::{Instant, timeout_at};
 
-use crate::fleet::{Fleet, label};
+use crate::fleet::{AgentRegistry, label};
 
 /// Maximum number of agents that are asked at once.
 const AT_A_TIME: usize = 1_024;
@@ -108,7 +108,11 @@ impl Room {
 }
 
 /// Asks agents that are connected to this replica, and yields their answers as they come.
-pub fn ask(fleet: &Fleet, nodes: Questions, timeouts: Timeouts) -> impl Stream<Item = Reply> {
+pub fn ask(
+    fleet: &AgentRegistry,
+    nodes: Questions,
+    timeouts: Timeouts,
+) -> impl Stream<Item = Reply> {
     let end = Instant::now() + timeouts.within;
     let asked = nodes.into_iter().map(move |(node, question)| async move {
         let version = fleet.record(&node).map(|record| record.version.clone());

@@ -9,14 +9,14 @@
 //! carry the order to newer agents, which report it.
 
 mod approval;
-mod board;
 mod place;
+mod store;
 #[cfg(test)]
 mod tests;
 
 pub use approval::{APPROVAL_LASTS, Approval};
-pub use board::Board;
 pub use place::{Place, Unchanged};
+pub use store::OverrideStore;
 
 use std::collections::BTreeMap;
 use std::fmt;

@@ -1,7 +1,7 @@
 //! Nodes that are probably dead: their streams ended or are silent, and their neighbours do not reach them.
 //!
 //! ```text
-//! streams of agents -> Fleet::signs -> Judge <-> neighbours, by questions to their agents (`reach`)
+//! streams of agents -> AgentRegistry::signs -> Judge <-> neighbours, by questions to their agents (`reach`)
 //!                                        |
 //!        other replicas <- shared -> Suspects -> index: endpoints there count as terminating
 //! ```

@@ -19,7 +19,7 @@ use tokio::sync::watch;
 use tokio::time::{Instant, sleep, sleep_until};
 use tracing::{info, warn};
 
-use crate::fleet::{AgentRecord, Fleet};
+use crate::fleet::{AgentRecord, AgentRegistry};
 use plan::{Plan, plan};
 
 /// Pause after which reports that came together are read at once.
@@ -31,7 +31,11 @@ const AGAIN: Duration = Duration::from_secs(10);
 
 /// Keeps the taints of all Nodes whose agents this replica serves, until the control plane ends.
 /// `tainted`: the Nodes that have the taint.
-pub async fn keep(fleet: Arc<Fleet>, tainted: watch::Receiver<BTreeSet<NodeName>>, api: Arc<Api>) {
+pub async fn keep(
+    fleet: Arc<AgentRegistry>,
+    tainted: watch::Receiver<BTreeSet<NodeName>>,
+    api: Arc<Api>,
+) {
     let mut keeper = Keeper {
         fleet,
         tainted,
@@ -60,7 +64,7 @@ struct LoggedProblems {
 
 #[derive(Debug)]
 struct Keeper {
-    fleet: Arc<Fleet>,
+    fleet: Arc<AgentRegistry>,
     api: Arc<Api>,
     tainted: watch::Receiver<BTreeSet<NodeName>>,
     /// Until when a Node is left alone after a write.

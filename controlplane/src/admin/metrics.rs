@@ -56,8 +56,8 @@ fn ranges(totals: &Totals, to: &mut DescriptorEncoder<'_>) -> fmt::Result {
 
 impl Plane {
     fn published(&self, to: &mut DescriptorEncoder<'_>) -> fmt::Result {
-        let head = *self.0.store.head().borrow();
-        let summary = self.0.summary().borrow().clone();
+        let head = *self.0.store().head().borrow();
+        let summary = self.0.index().summary().borrow().clone();
         let totals = &summary.totals;
         Metric::new("kplane_controlplane_revision")
             .help("Newest revision that was published")
@@ -77,7 +77,7 @@ impl Plane {
         Metric::new("kplane_controlplane_network_policies")
             .help("NetworkPolicies and ClusterNetworkPolicies that nodes enforce")
             .gauge(to, [alone(totals.policies as f64)])?;
-        let enforces = self.0.network_policies;
+        let enforces = self.0.replica().network_policies;
         Metric::new("kplane_controlplane_enforces_network_policies")
             .help("1 if the replica has nodes enforce NetworkPolicies")
             .gauge(to, [alone(f64::from(enforces))])?;
@@ -97,7 +97,7 @@ impl Plane {
             .gauge(to, [alone(unserved as f64)])?;
         Metric::new("kplane_controlplane_picture_partial")
             .help("1 if the source was not read completely, so that objects may be missing")
-            .gauge(to, [alone(f64::from(self.0.store.trust().is_partial()))])?;
+            .gauge(to, [alone(f64::from(self.0.store().trust().is_partial()))])?;
         ranges(totals, to)
     }
 
@@ -120,7 +120,7 @@ impl Plane {
         Metric::new("kplane_controlplane_applied_lag_seconds")
             .help("Time for which the kernels of connected agents have lacked a change: the nodes at this moment, not a total")
             .histogram(to, [alone(census.lags.distribution())])?;
-        let counts = self.0.snapshots.counts();
+        let counts = self.0.streams().snapshots.counts();
         let series = [
             ([("result", "begun")], counts.begun as f64),
             ([("result", "refused")], counts.refused as f64),
@@ -140,7 +140,7 @@ impl Plane {
     }
 
     fn suspects(&self, to: &mut DescriptorEncoder<'_>) -> fmt::Result {
-        let suspicions = self.0.suspects.now();
+        let suspicions = self.0.suspects().now();
         let (act, suspected) = (suspicions.act, suspicions.nodes.len() as f64);
         let series = [
             ([("mode", "act")], if act { suspected } else { 0.0 }),
@@ -151,11 +151,11 @@ impl Plane {
             .gauge(to, series)?;
         Metric::new("kplane_controlplane_suspicions")
             .help("Nodes that were suspected since the start, each time they were")
-            .counter(to, [alone(self.0.suspects.begun() as f64)])
+            .counter(to, [alone(self.0.suspects().begun() as f64)])
     }
 
     fn timings(&self, to: &mut DescriptorEncoder<'_>) -> fmt::Result {
-        let timings = &self.0.fleet.timings;
+        let timings = &self.0.agents().timings;
         let hops = timings.hops();
         let hops = hops.iter();
         let hops = hops.map(|(hop, durations)| ([("hop", *hop)], durations.distribution()));
@@ -172,7 +172,7 @@ impl Plane {
         Metric::new("kplane_controlplane_upstream_age_seconds")
             .help("Time since the data of the stalest kind was known to be current")
             .gauge(to, [alone(age)])?;
-        let kinds = self.0.upstream.kinds();
+        let kinds = self.0.upstream().kinds();
         if kinds.is_empty() {
             return Ok(());
         }

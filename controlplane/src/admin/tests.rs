@@ -48,8 +48,8 @@ async fn served_with(
 async fn ready_once_every_kind_is_listed_and_for_ever_after() {
     let (sink, hub, address) = served().await;
 
-    hub.upstream.begin(Kind::Service);
-    hub.upstream.update(Kind::Service, |state| {
+    hub.upstream().begin(Kind::Service);
+    hub.upstream().update(Kind::Service, |state| {
         state.trouble = Some(Trouble {
             since: std::time::SystemTime::now(),
             issue: Issue {
@@ -71,7 +71,7 @@ async fn ready_once_every_kind_is_listed_and_for_ever_after() {
     );
 
     list_nothing(&sink, &hub).await;
-    hub.upstream.update(Kind::Service, |state| state.synced = true);
+    hub.upstream().update(Kind::Service, |state| state.synced = true);
     let reply = get(address, "/readyz").await.unwrap();
     assert_eq!((reply.status, reply.body.as_str()), (200, "ok\n"));
     let reply = get(address, "/readyz?verbose").await.unwrap();
@@ -122,7 +122,7 @@ async fn not_ready_without_certificates() {
     let limiters =
         ["agents", "the status API"].map(|what| ConnectionLimiter::new(what, Limits::STATUS));
     let (_sink, hub, address) = served_with(limiters.clone()).await;
-    hub.store.set_synced();
+    hub.store().set_synced();
     for (cover, status, line) in [
         (
             Cover::Waiting,
@@ -171,7 +171,7 @@ async fn ready_while_something_is_held() {
         .await
         .unwrap();
     }
-    let mut summary = hub.summary();
+    let mut summary = hub.index().summary();
     summary.wait_for(|now| now.held.is_some()).await.unwrap();
 
     let reply = get(address, "/readyz?verbose").await.unwrap();
@@ -210,14 +210,14 @@ async fn an_agent_lags_until_its_kernel_holds_what_it_must_hold() {
     assert_eq!((nodes().await, lag().await), (0.0, 0.0));
 
     let hello = pb::Hello::default();
-    let begun = Session::begin(&hub.fleet, &"n1".into(), &hello, String::new());
+    let begun = Session::begin(hub.agents(), &"n1".into(), &hello, String::new());
     let session = begun.unwrap().0;
     assert_eq!(value(address, "kplane_controlplane_streams").await, 1.0);
     assert_eq!(nodes().await, 1.0);
     assert!(lag().await > 0.0, "it has reported nothing");
-    let revision = hub.store.head().borrow().revision;
+    let revision = hub.store().head().borrow().revision;
     session.report(pb::Report {
-        epoch: hub.store.epoch(),
+        epoch: hub.store().epoch(),
         applied_revision: revision,
         ..pb::Report::default()
     });
@@ -252,6 +252,6 @@ async fn list_nothing(sink: &mpsc::Sender<Batch>, hub: &Hub) {
         observed_at: std::time::SystemTime::now(),
     };
     sink.send(batch).await.unwrap();
-    let mut head = hub.store.head();
+    let mut head = hub.store().head();
     head.wait_for(|head| head.synced).await.unwrap();
 }

@@ -78,7 +78,7 @@ impl Work {
     fn build(&self, to: &mut DescriptorEncoder<'_>) -> fmt::Result {
         let version = [
             ("version", env!("CARGO_PKG_VERSION")),
-            ("source", self.hub.source),
+            ("source", self.hub.replica().source),
         ];
         Metric::new("kplane_controlplane_build_info")
             .help("Version of the control plane, and the kind of its source; always 1")
@@ -86,7 +86,7 @@ impl Work {
     }
 
     fn traffic(&self, to: &mut DescriptorEncoder<'_>) -> fmt::Result {
-        let volumes = self.hub.traffic.volumes();
+        let volumes = self.hub.streams().traffic.volumes();
         let labels = volumes.map(|(kind, _)| [("kind", kind)]);
         let messages = volumes.map(|(_, volume)| volume.messages as f64);
         Metric::new("kplane_controlplane_sent_messages")
@@ -120,8 +120,8 @@ impl Work {
     }
 
     fn recorder(&self, to: &mut DescriptorEncoder<'_>) -> fmt::Result {
-        let size = self.hub.recorder.size();
-        let progress = self.hub.fleet.progress_bytes();
+        let size = self.hub.notices().recorder.size();
+        let progress = self.hub.agents().progress_bytes();
         Metric::new("kplane_controlplane_recorder_bytes")
             .help("Memory of the record of changes and events, and of the times of nodes")
             .gauge(to, [alone((size.bytes + progress) as f64)])?;

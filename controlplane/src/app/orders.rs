@@ -77,18 +77,23 @@ pub(super) fn keep(
         },
         _ => return,
     };
-    hub.orders.keep_in(place);
+    hub.overrides().keep_in(place);
     let (follower, teller) = (Arc::clone(hub), Arc::clone(hub));
-    let follow = async move { follower.orders.follow().await };
-    tasks.spawn(until(follow, hub.shutdown.clone()));
+    let follow = async move { follower.overrides().follow().await };
+    tasks.spawn(until(follow, hub.shutdown().clone()));
     let tell = async move {
-        let mut orders = teller.orders.changes();
+        let mut orders = teller.overrides().changes();
         while orders.changed().await.is_ok() {
-            teller.fleet.changed();
+            teller.agents().changed();
         }
     };
-    tasks.spawn(until(tell, hub.shutdown.clone()));
-    let (summary, head) = (hub.summary(), hub.store.head());
-    let follow = approval::follow(hub.approvals.clone(), hub.orders.changes(), summary, head);
-    tasks.spawn(until(follow, hub.shutdown.clone()));
+    tasks.spawn(until(tell, hub.shutdown().clone()));
+    let (summary, head) = (hub.index().summary(), hub.store().head());
+    let follow = approval::follow(
+        hub.index().approvals(),
+        hub.overrides().changes(),
+        summary,
+        head,
+    );
+    tasks.spawn(until(follow, hub.shutdown().clone()));
 }

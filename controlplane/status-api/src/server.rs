@@ -47,7 +47,6 @@ pub use peer::PeerServer;
 pub use recorder::{Metrics, Print, RecorderServer};
 pub use status::StatusServer;
 
-use kplane_agents::hub::Closing;
 use kplane_agents::identity::Caller;
 use kplane_agents::orders::MAX_REASON;
 use kplane_desired_state::wire::confidence;
@@ -66,10 +65,4 @@ type Outbox<T> = mpsc::Sender<Result<T, Status>>;
 fn operator(caller: Option<&Caller>) -> String {
     let name = caller.and_then(Caller::name).unwrap_or_default();
     name[..name.floor_char_boundary(MAX_REASON)].to_owned()
-}
-
-/// Returns the status of a question that came too late.
-#[expect(clippy::needless_pass_by_value, reason = "handed to map_err")]
-fn closing(error: Closing) -> Status {
-    Status::unavailable(error.to_string())
 }

@@ -51,19 +51,19 @@ async fn approve(at: &Bound, services: u64) -> pb::ApproveResponse {
 }
 
 async fn trusts(replica: &Bound, trust: Trust) {
-    let mut head = replica.hub().store.head();
+    let mut head = replica.hub().store().head();
     let reached = async {
-        while replica.hub().store.trust() != trust {
+        while replica.hub().store().trust() != trust {
             head.changed().await.unwrap();
         }
     };
     let reached = timeout(DEADLINE, reached).await;
-    assert!(reached.is_ok(), "{:?}", replica.hub().store.trust());
+    assert!(reached.is_ok(), "{:?}", replica.hub().store().trust());
 }
 
 /// Waits until a replica holds objects, or none.
 async fn holds(replica: &Bound, held: bool) {
-    let mut summary = replica.hub().summary();
+    let mut summary = replica.hub().index().summary();
     let reached = summary.wait_for(|summary| summary.held.is_some() == held);
     timeout(DEADLINE, reached).await.unwrap().unwrap();
 }
@@ -81,13 +81,13 @@ async fn a_cliff_that_is_approved_at_one_replica_is_approved_at_all() {
     assert_eq!(approved.released.unwrap().services, 100);
     assert!(approved.missing_replicas.is_empty());
     holds(&second, false).await;
-    assert_eq!(second.hub().summary().borrow().totals.services, 100);
+    assert_eq!(second.hub().index().summary().borrow().totals.services, 100);
 
     // The next cliff is another picture, and needs another approval.
     put(folder.path(), "shop.yaml", &manifests(10));
     holds(&first, true).await;
     holds(&second, true).await;
-    let mut orders = second.hub().orders.changes();
+    let mut orders = second.hub().overrides().changes();
     orders.mark_unchanged();
     let approved = approve(&first, 90).await;
     assert_eq!(approved.released.unwrap().services, 90);
@@ -104,17 +104,17 @@ async fn a_replica_that_starts_later_takes_the_approval_of_its_picture_and_no_ot
     }
     let first = replica(folder.path(), shared.path()).await;
     let different = replica(other.path(), shared.path()).await;
-    assert!(first.hub().store.trust().is_partial());
+    assert!(first.hub().store().trust().is_partial());
     let approved = approve(&first, 0).await;
     assert!(approved.doubt.contains("broken.yaml"), "{approved:?}");
     let later = replica(folder.path(), shared.path()).await;
     trusts(&later, Trust::Confirmed).await;
-    assert!(different.hub().store.trust().is_partial());
+    assert!(different.hub().store().trust().is_partial());
 
     // Doubts that end and come back are new ones, also for a replica that knows the approval.
     std::fs::remove_file(folder.path().join("broken.yaml")).unwrap();
     for replica in [&first, &later] {
-        let mut summary = replica.hub().summary();
+        let mut summary = replica.hub().index().summary();
         let fixed = summary.wait_for(|summary| summary.issues.is_empty());
         timeout(DEADLINE, fixed).await.unwrap().unwrap();
     }
@@ -122,7 +122,7 @@ async fn a_replica_that_starts_later_takes_the_approval_of_its_picture_and_no_ot
     put(other.path(), "wrong.yaml", "");
     put(other.path(), "shop.yaml", &manifests(SERVICES - 1));
     let smaller = replica(other.path(), shared.path()).await;
-    let mut changes = smaller.hub().orders.changes();
+    let mut changes = smaller.hub().overrides().changes();
     timeout(DEADLINE, changes.wait_for(Option::is_some)).await.unwrap().unwrap();
-    assert_ne!(smaller.hub().store.trust(), Trust::Confirmed);
+    assert_ne!(smaller.hub().store().trust(), Trust::Confirmed);
 }

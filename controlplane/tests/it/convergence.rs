@@ -36,7 +36,7 @@ async fn control_plane(watches: usize) -> (Bound, tempfile::TempDir) {
 /// Publishes Service shop/web with this port number, or its deletion.
 fn publish(bound: &Bound, port: Option<u16>) -> u64 {
     let publication = Publication::sample(vec![web(port)], vec![]);
-    bound.hub().store.publish(publication)
+    bound.hub().store().publish(publication)
 }
 
 impl Agent {

@@ -112,7 +112,7 @@ fn changes(state: &DesiredState) -> (Vec<&'static str>, usize) {
 #[tokio::test]
 async fn a_node_comes_whole_and_then_in_changes_that_concern_it() {
     let (bound, _folder) = control_plane(8).await;
-    let store = &bound.hub().store;
+    let store = bound.hub().store();
     let both = vec![node("n1", "x"), node("n2", "y")];
     publish(store, vec![service(1, vec![endpoint(1, "n1")])], both);
     let mut client = client(&bound).await;
@@ -147,7 +147,7 @@ async fn a_node_comes_whole_and_then_in_changes_that_concern_it() {
 async fn a_node_is_resumed_on_any_replica() {
     let (bound, _folder) = control_plane(8).await;
     let (other, _other_folder) = control_plane(8).await;
-    for store in [&bound.hub().store, &other.hub().store] {
+    for store in [bound.hub().store(), other.hub().store()] {
         publish(store, vec![service(1, vec![])], vec![node("n1", "x")]);
         publish(store, vec![service(2, vec![])], Vec::new());
     }
@@ -170,7 +170,7 @@ async fn a_node_is_resumed_on_any_replica() {
     }
     // A deletion that happened meanwhile. The other replica knows by the digest what the client lacks.
     for bound in [&bound, &other] {
-        publish(&bound.hub().store, vec![(key(2), None)], Vec::new());
+        publish(bound.hub().store(), vec![(key(2), None)], Vec::new());
         let mut client = self::client(bound).await;
         let watch = client.watch_node(resumed(token.clone())).await.unwrap();
         let message = next(&mut watch.into_inner()).await;
@@ -191,7 +191,7 @@ async fn a_node_is_resumed_on_any_replica() {
 async fn a_slow_reader_gets_the_latest_state_and_no_queue() {
     const MANY: u32 = 2_000;
     let (bound, _folder) = control_plane(8).await;
-    let store = &bound.hub().store;
+    let store = bound.hub().store();
     // 12 kB each, so that a queue of them would show.
     let large = |octet: u8| {
         let ip = |n: u32| {
@@ -219,7 +219,7 @@ async fn a_slow_reader_gets_the_latest_state_and_no_queue() {
 async fn a_slow_reader_that_misses_too_many_deletions_begins_anew() {
     const MANY: usize = 16_500;
     let (bound, _folder) = control_plane(8).await;
-    let store = &bound.hub().store;
+    let store = bound.hub().store();
     publish(store, Vec::new(), vec![node("n1", "x")]);
     let mut client = client(&bound).await;
     let watch = client.watch_node(of_node("n1")).await.unwrap();
@@ -261,7 +261,7 @@ async fn a_slow_reader_that_misses_too_many_deletions_begins_anew() {
 #[tokio::test]
 async fn a_doubt_reaches_a_watch_although_no_object_changes() {
     let (bound, _folder) = control_plane(8).await;
-    let store = &bound.hub().store;
+    let store = bound.hub().store();
     publish(store, Vec::new(), vec![node("n1", "x")]);
     let mut client = client(&bound).await;
     let mut node = client.watch_node(of_node("n1")).await.unwrap().into_inner();
@@ -278,7 +278,7 @@ async fn a_doubt_reaches_a_watch_although_no_object_changes() {
 #[tokio::test]
 async fn one_caller_cannot_have_all_watches() {
     let (bound, _folder) = control_plane(4).await;
-    let store = &bound.hub().store;
+    let store = bound.hub().store();
     publish(store, Vec::new(), vec![node("n1", "x")]);
     let mut client = client(&bound).await;
     let _node = client.watch_node(of_node("n1")).await.unwrap();
@@ -319,17 +319,17 @@ async fn a_quiet_stream_shows_that_it_is_alive_also_before_the_source_was_read()
         assert!(!state.complete && !state.snapshot && state.objects.is_empty());
         assert!(!state.source.unwrap().read);
     }
-    publish(&hub.store, Vec::new(), vec![node("n1", "x")]);
-    hub.store.set_synced();
+    publish(hub.store(), Vec::new(), vec![node("n1", "x")]);
+    hub.store().set_synced();
     let state = within(watch.next()).await.unwrap().unwrap();
     assert!(state.complete && state.snapshot && began.elapsed().as_secs() == 15);
     // What does not concern the node does not end the quiet; the revision shows that it was seen.
-    let revision = publish(&hub.store, Vec::new(), vec![node("n2", "x")]);
+    let revision = publish(hub.store(), Vec::new(), vec![node("n2", "x")]);
     let state = within(watch.next()).await.unwrap().unwrap();
     assert_eq!((began.elapsed().as_secs(), state.revision), (20, revision));
     assert!(state.complete && !state.snapshot && state.changed_at_ms == 0);
     assert_eq!(changes(&state), (vec![], 0));
-    hub.shutdown.cancel();
+    hub.shutdown().cancel();
     assert!(within(watch.next()).await.is_none());
 }
 
@@ -340,7 +340,7 @@ async fn an_unknown_node_is_refused_when_the_nodes_are_known() {
     let server = DesiredServer::new(Arc::clone(&hub));
     let request = Request::new(of_node("n1"));
     let mut watch = server.watch_node(request).await.unwrap().into_inner();
-    hub.store.set_synced();
+    hub.store().set_synced();
     let refused: Status = within(watch.next()).await.unwrap().unwrap_err();
     assert_eq!(refused.code(), Code::NotFound);
     assert!(within(watch.next()).await.is_none());

@@ -78,7 +78,7 @@ impl Stage {
         let ready = Endpoint::ready(EndpointAddr::new([10, 0, 0, 1], 8080));
         let published = Published::new(ServicePort::sample(key.clone()), &[ready]);
         let publication = Publication::sample(vec![(key, Some(published))], vec![]);
-        let revision = self.bound.hub().store.publish(publication);
+        let revision = self.bound.hub().store().publish(publication);
         loop {
             let message = self.bystander.next().await.unwrap();
             if let server_message::Kind::Update(update) = message

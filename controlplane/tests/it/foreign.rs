@@ -250,7 +250,7 @@ async fn a_python_agent_gets_the_state_of_its_own_node_alone() {
     // The Service, which all nodes share, and then the node's own configuration.
     let piece = |snapshot: bool, complete: bool| serde_json::json!({ "objects": 1, "snapshot": snapshot, "complete": complete });
     assert_eq!(lines[1..], [piece(true, false), piece(false, true)]);
-    let record = bound.hub().fleet.record("n1").unwrap();
+    let record = bound.hub().agents().record("n1").unwrap();
     assert_eq!(record.version, "python");
     let report = record.report.as_ref().expect("its report");
     assert!(report.applied_revision > 0);
@@ -261,5 +261,5 @@ async fn a_python_agent_gets_the_state_of_its_own_node_alone() {
     run(Credential::None, &["agent", "n1"])
         .await
         .is_refused("UNAUTHENTICATED", "agents need a certificate of their node");
-    assert!(bound.hub().fleet.record("n2").is_none());
+    assert!(bound.hub().agents().record("n2").is_none());
 }

@@ -34,7 +34,7 @@ fn publish(bound: &Bound, service: &str) {
     let port = ServicePort::sample(ServiceKey::sample("shop", service));
     let published = Published::new(port.clone(), &[]);
     let publication = Publication::sample(vec![(port.key, Some(published))], vec![]);
-    bound.hub().store.publish(publication);
+    bound.hub().store().publish(publication);
 }
 
 async fn status(bound: &Bound) -> StatusServiceClient<Channel> {
@@ -229,7 +229,7 @@ async fn an_order_that_cannot_be_kept_changes_nothing() {
     assert_eq!(refused.code(), Code::FailedPrecondition);
     assert!(refused.message().contains("--state-file"), "{refused}");
     let node = "n1".into();
-    assert!(bound.hub().orders.frozen(&node).is_none());
+    assert!(bound.hub().overrides().frozen(&node).is_none());
     let both = pb::FreezeRequest {
         all: true,
         nodes: vec!["n1".to_owned()],

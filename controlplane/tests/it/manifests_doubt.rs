@@ -82,7 +82,7 @@ impl Plane {
     }
 
     fn trust(&self) -> Trust {
-        self.bound.hub().store.trust()
+        self.bound.hub().store().trust()
     }
 
     fn doubt(&self) -> String {
@@ -90,7 +90,7 @@ impl Plane {
     }
 
     async fn until_trust(&self, trust: Trust) {
-        let mut head = self.bound.hub().store.head();
+        let mut head = self.bound.hub().store().head();
         let changed = async {
             while self.trust() != trust {
                 head.changed().await.unwrap();
@@ -102,10 +102,10 @@ impl Plane {
 
     /// Waits until the index publishes a summary.
     async fn until(&self, what: impl Fn(&Summary) -> bool) -> Summary {
-        let mut summary = self.bound.hub().summary();
+        let mut summary = self.bound.hub().index().summary();
         let reached = summary.wait_for(|summary| what(summary));
         let Ok(reached) = timeout(DEADLINE, reached).await else {
-            panic!("{:?}", self.bound.hub().summary().borrow());
+            panic!("{:?}", self.bound.hub().index().summary().borrow());
         };
         Summary::clone(&reached.unwrap())
     }
@@ -127,7 +127,7 @@ impl Plane {
             services,
             without_endpoints,
         };
-        let approved = self.bound.hub().approvals.approve(seen).await.unwrap();
+        let approved = self.bound.hub().index().approvals().approve(seen).await.unwrap();
         approved.map(drop).map_err(|refused| refused.to_string())
     }
 }
@@ -269,7 +269,7 @@ async fn a_folder_that_is_not_there_is_no_start() {
     let hub = bound.hub().clone();
     let error = timeout(DEADLINE, bound.wait()).await.unwrap().unwrap_err();
     assert!(error.to_string().contains("nowhere"), "{error}");
-    assert!(!hub.store.head().borrow().synced);
+    assert!(!hub.store().head().borrow().synced);
 }
 
 #[tokio::test]
@@ -379,7 +379,13 @@ async fn what_is_held_gives_way_to_what_is_named() {
     plane.folder().put("shop.yaml", renamed);
     let (held, services) = plane.until_held().await;
     assert_eq!((held.services, services), (SERVICES, SERVICES));
-    let page = plane.bound.hub().ports(Selection::default()).await.unwrap();
+    let page = plane
+        .bound
+        .hub()
+        .index()
+        .look(|index| index.ports(&Selection::default()))
+        .await
+        .unwrap();
     assert!(!page.more && !page.ports.is_empty());
     assert!(page.ports.iter().all(|view| view.port.key.service.name.starts_with("new-")));
 }

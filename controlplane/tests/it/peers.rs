@@ -133,7 +133,7 @@ impl Replica {
     fn publish(&self, port: Option<u16>, nodes: &[&str]) -> u64 {
         let nodes = nodes.iter().map(|name| NodeFacts::sample(name));
         let publication = Publication::sample(vec![web(port)], nodes.collect());
-        self.bound.hub().store.publish(publication)
+        self.bound.hub().store().publish(publication)
     }
 
     /// Connects an agent that has applied and read back this revision.
@@ -185,7 +185,7 @@ async fn any_replica_answers_for_the_agents_of_all() {
     let replicas = three().await;
     let mut agents = Vec::new();
     for (replica, node) in replicas.iter().zip(["a", "b", "c"]) {
-        let revision = replica.bound.hub().store.head().borrow().revision;
+        let revision = replica.bound.hub().store().head().borrow().revision;
         agents.push(replica.agent(node, revision).await);
     }
     for (asked, own) in replicas.iter().zip(["a", "b", "c"]) {
@@ -195,7 +195,7 @@ async fn any_replica_answers_for_the_agents_of_all() {
         let fleet = asked.fleet_until(in_sync).await;
         assert_eq!((fleet.replicas, fleet.missing_replicas.len()), (3, 0));
         for (node, serving) in fleet.nodes.iter().zip(&replicas) {
-            let epoch = serving.bound.hub().store.epoch();
+            let epoch = serving.bound.hub().store().epoch();
             let (replica, wanted) = match node.name == own {
                 true => (String::new(), 0),
                 false => (address(serving), epoch),

@@ -199,7 +199,7 @@ async fn names_that_are_no_nodes_wake_nobody() {
         }
     }
     assert_eq!(bystander.updates, 1, "{before:?}");
-    let head = bound.hub().store.head().borrow().revision;
+    let head = bound.hub().store().head().borrow().revision;
     assert_eq!(Some(head), before.end.map(|end| end.revision));
     bystander.is_answered().await;
     assert_eq!(bystander.updates, 1);

@@ -71,9 +71,9 @@ impl Agent {
         };
         agent.say(agent_message::Kind::Report(report(servers.as_ref()))).await;
         let hub = bound.hub();
-        let mut changes = hub.fleet.changes();
+        let mut changes = hub.agents().changes();
         let has_reported = |_: &u64| {
-            let records = hub.fleet.records();
+            let records = hub.agents().records();
             records.get(node).is_some_and(|r| r.report.is_some())
         };
         let reported = changes.wait_for(has_reported);
@@ -369,7 +369,7 @@ async fn what_drops_packets_on_nodes_is_told_to_those_whose_packets_pass_there()
             ..report(None)
         };
         agent.say(agent_message::Kind::Report(report)).await;
-        let fleet = &bound.hub().fleet;
+        let fleet = bound.hub().agents();
         let has_told = |_: &u64| {
             let record = fleet.record(node);
             let report = record.and_then(|record| record.report.clone());
@@ -637,7 +637,7 @@ async fn an_agent_gets_no_more_memory_than_honest_ones() {
         ..Default::default()
     };
     let mut agent = Agent::connect(&bound, "n1", Some(stats)).await;
-    let records = bound.hub().fleet.records();
+    let records = bound.hub().agents().records();
     let families = &records["n1"].report.as_ref().unwrap().families;
     let drains = families[0].servers.as_ref().unwrap().drains.len();
     assert_eq!((families.len(), drains), (2, 16));

@@ -118,7 +118,7 @@ fn announced(versions: &[pb::KindVersion]) -> Vec<(&str, &str, &str)> {
 #[tokio::test]
 async fn a_stream_tells_the_freshness_of_each_update_and_nothing_twice() {
     let (bound, _folder) = control_plane(500).await;
-    let store = &bound.hub().store;
+    let store = bound.hub().store();
     let mut freshness = Freshness::default();
     let versions = |seen, changed| Versions { seen, changed };
     freshness.set(Kind::Service, versions(10, 7));
@@ -154,17 +154,17 @@ async fn a_stream_tells_the_freshness_of_each_update_and_nothing_twice() {
 async fn a_stream_names_the_replicas_of_the_control_plane() {
     let (bound, _folder) = control_plane(500).await;
     let hub = bound.hub().clone();
-    hub.store.publish(publication("a"));
+    hub.store().publish(publication("a"));
     let place = |last: u8| SocketAddr::from(([192, 0, 2, last], 7465));
     let (places, listed) = watch::channel(BTreeSet::from([place(1)]));
-    assert!(hub.listed.set(Listed::new("kplane", listed)).is_ok());
+    assert!(hub.replica().listed.set(Listed::new("kplane", listed)).is_ok());
     let mut stream = Stream::open(&bound, "n1", None).await;
     assert_eq!(stream.beat().await.replicas, ["192.0.2.1:7465"]);
     assert!(stream.beat().await.replicas.is_empty());
     places.send_replace([place(1), place(2)].into());
     let both = ["192.0.2.1:7465", "192.0.2.2:7465"];
     assert_eq!(stream.beat().await.replicas, both);
-    let drained = tokio::spawn(async move { hub.draining.begin(DEADLINE).await });
+    let drained = tokio::spawn(async move { hub.streams().draining.begin(DEADLINE).await });
     assert_eq!(stream.sent_away().await.replicas, both);
     drop(stream);
     timeout(DEADLINE, drained).await.unwrap().unwrap();
@@ -182,7 +182,7 @@ async fn readiness(bound: &Bound) -> String {
 #[tokio::test]
 async fn a_control_plane_that_drains_sends_its_agents_away_and_takes_no_new_ones() {
     let (bound, _folder) = control_plane(500).await;
-    bound.hub().store.publish(publication("a"));
+    bound.hub().store().publish(publication("a"));
     let mut streams = Vec::new();
     for node in ["n1", "n2", "n3"] {
         let mut stream = Stream::open(&bound, node, None).await;
@@ -192,7 +192,7 @@ async fn a_control_plane_that_drains_sends_its_agents_away_and_takes_no_new_ones
     assert!(readiness(&bound).await.starts_with("HTTP/1.1 200"));
     let started = Instant::now();
     let hub = bound.hub().clone();
-    let drained = tokio::spawn(async move { hub.draining.begin(DEADLINE).await });
+    let drained = tokio::spawn(async move { hub.streams().draining.begin(DEADLINE).await });
     for stream in &mut streams {
         let later = stream.sent_away().await;
         assert!((1_000..2_000).contains(&later.after_ms), "{later:?}");
@@ -216,7 +216,7 @@ async fn a_control_plane_that_drains_sends_its_agents_away_and_takes_no_new_ones
 #[tokio::test]
 async fn agents_that_need_a_snapshot_come_one_after_the_other_and_others_at_once() {
     let (bound, _folder) = control_plane(1).await;
-    bound.hub().store.publish(publication("a"));
+    bound.hub().store().publish(publication("a"));
     let mut first = Stream::open(&bound, "n1", None).await;
     let digest = first.end().await.digest;
     let mut waits = Vec::new();
@@ -239,7 +239,7 @@ async fn agents_that_need_a_snapshot_come_one_after_the_other_and_others_at_once
     drop(first);
     let mut again = Stream::open(&bound, "n1", Some(resume)).await;
     again.end().await;
-    let counts = bound.hub().snapshots.counts();
+    let counts = bound.hub().streams().snapshots.counts();
     assert_eq!((counts.begun, counts.refused), (1, 3));
 }
 

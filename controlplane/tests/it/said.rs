@@ -152,14 +152,14 @@ async fn a_long_report_is_kept_as_a_short_one_and_its_field_is_named_once() {
         }
         agents.push((send, answers));
     }
-    let mut changes = hub.fleet.changes();
+    let mut changes = hub.agents().changes();
     let reported = changes.wait_for(|_| {
-        let records = hub.fleet.records();
+        let records = hub.agents().records();
         let reports = records.values().filter_map(|record| record.report.as_ref());
         reports.filter(|report| report.received_revision == 3).count() == 30
     });
     timeout(DEADLINE, reported).await.unwrap().unwrap();
-    let records = hub.fleet.records();
+    let records = hub.agents().records();
     let reports = records.values().filter_map(|record| record.report.as_ref());
     let failures = reports.flat_map(|report| &report.failures);
     let kept: usize = failures.map(|failure| failure.reason.capacity()).sum();

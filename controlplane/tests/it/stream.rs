@@ -50,7 +50,7 @@ fn published(n: usize, octet: u8) -> (ServiceKey, Option<Published>) {
 
 fn publish(bound: &Bound, services: Vec<(ServiceKey, Option<Published>)>) -> u64 {
     let publication = Publication::sample(services, vec![]);
-    bound.hub().store.publish(publication)
+    bound.hub().store().publish(publication)
 }
 
 /// An agent that keeps objects as the protocol requires.
@@ -422,13 +422,13 @@ async fn every_update_says_how_far_it_is_believed() {
 
     // Only the trust changes: an empty update with the same revision and digest.
     let before = (agent.revision, agent.digest());
-    bound.hub().store.set_trust(Trust::Whole);
+    bound.hub().store().set_trust(Trust::Whole);
     agent.update().await;
     assert_eq!(agent.last, (0, false));
     assert_eq!((agent.revision, agent.digest()), before);
     assert_eq!(agent.trust, (pb::Confidence::Unspecified, String::new()));
     // A later agent gets the trust at once, even without other news.
-    bound.hub().store.set_trust(Trust::Confirmed);
+    bound.hub().store().set_trust(Trust::Confirmed);
     agent.update().await;
     let mut second = Agent::connect(&bound, hello("n1", Some(agent.token()))).await;
     second.objects = agent.objects.clone();
@@ -447,16 +447,16 @@ async fn approval_reaches_agents() {
     let (bound, _folder) = control_plane().await;
     let address = format!("http://{}", bound.status_addr.unwrap());
     let mut status = StatusServiceClient::connect(address).await.unwrap();
-    bound.hub().store.set_trust(Trust::Whole);
+    bound.hub().store().set_trust(Trust::Whole);
     let mut agent = Agent::connect(&bound, hello("n1", None)).await;
     agent.update().await;
     let seen = pb::ApproveRequest::default();
     let nothing = status.approve(seen).await.unwrap().into_inner();
     assert_eq!((nothing.released, nothing.nodes), (None, Vec::new()));
-    assert_eq!(bound.hub().store.trust(), Trust::Whole);
+    assert_eq!(bound.hub().store().trust(), Trust::Whole);
 
-    let mut fleet = bound.hub().fleet.changes();
-    let mut looks = bound.hub().upstream.looks();
+    let mut fleet = bound.hub().agents().changes();
+    let mut looks = bound.hub().upstream().looks();
     agent
         .tell(pb::Report {
             held: Some(pb::Held {
@@ -466,7 +466,7 @@ async fn approval_reaches_agents() {
             ..pb::Report::default()
         })
         .await;
-    while bound.hub().fleet.holding().is_empty() {
+    while bound.hub().agents().holding().is_empty() {
         timeout(DEADLINE, fleet.changed()).await.unwrap().unwrap();
     }
     // The source is asked for another list.

@@ -42,7 +42,7 @@ pub(crate) async fn control_plane(manifests: &str) -> (Bound, TempDir) {
 /// Starts a control plane, and waits until it knows all objects of its source.
 pub(crate) async fn synced(config: Config) -> Bound {
     let bound = build(config).await.unwrap();
-    let mut head = bound.hub().store.head();
+    let mut head = bound.hub().store().head();
     let synced = head.wait_for(|head| head.synced);
     timeout(DEADLINE, synced).await.unwrap().unwrap();
     bound

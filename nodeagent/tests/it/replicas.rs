@@ -58,7 +58,7 @@ impl Plane {
             let bound = runtime.block_on(control_plane::build(config)).unwrap();
             let address = bound.agent_addr.unwrap();
             let hub = Arc::clone(bound.hub());
-            let epoch = hub.store.epoch();
+            let epoch = hub.store().epoch();
             runtime.spawn(bound.wait());
             Self {
                 hub,
@@ -166,7 +166,7 @@ async fn agents_leave_a_control_plane_that_drains_before_it_ends() {
         agents.push(agent);
     }
     let started = Instant::now();
-    one.hub.draining.begin(DEADLINE).await;
+    one.hub.streams().draining.begin(DEADLINE).await;
     assert!(
         started.elapsed() < DEADLINE / 2,
         "it ends when all have left"
@@ -213,9 +213,9 @@ async fn an_agent_gets_from_another_replica_what_differs_there() {
     assert_eq!(report.counts.services, 301, "{:?}", report.keeps);
     assert_eq!(
         report.resume.unwrap().digest,
-        other.hub.store.digest("node-1")
+        other.hub.store().digest("node-1")
     );
-    let counts = other.hub.snapshots.counts();
+    let counts = other.hub.streams().snapshots.counts();
     assert_eq!((counts.ranges, counts.begun), (1, 0));
     other.kill();
 }
@@ -235,7 +235,7 @@ async fn a_frozen_agent_that_restarts_serves_what_its_cache_has() {
         at_ms: 1,
         reason: "a drill".to_owned(),
     };
-    plane.hub.orders.order(&order(true)).await.unwrap();
+    plane.hub.overrides().order(&order(true)).await.unwrap();
     reported(&frozen, true).await;
     let more = WEB.replace("name: web", "name: more").replace("0.10", "0.11");
     std::fs::write(folder.path().join("more.yaml"), more).unwrap();
@@ -256,7 +256,7 @@ async fn a_frozen_agent_that_restarts_serves_what_its_cache_has() {
     );
     assert_eq!(report.applied, report.held);
     serves(&other, 2).await;
-    plane.hub.orders.order(&order(false)).await.unwrap();
+    plane.hub.overrides().order(&order(false)).await.unwrap();
     reported(&frozen, false).await;
     let report = serves(&frozen, 2).await;
     assert_eq!((report.stale_since_ms, report.keeps), (None, None));

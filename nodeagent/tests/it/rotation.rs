@@ -165,7 +165,7 @@ impl Plane {
 
     /// Returns when the stream of a node's agent began; `None` while there is none.
     fn stream(&self, node: &str) -> Option<Instant> {
-        let record = self.bound.hub().fleet.record(node)?;
+        let record = self.bound.hub().agents().record(node)?;
         record.connected.then_some(record.since)
     }
 
@@ -180,7 +180,7 @@ impl Plane {
     async fn is_complete(&self, agents: &[&app::Bound]) {
         self.changes.abort();
         write_endpoint(&self.manifests, 251);
-        let mut head = self.bound.hub().store.head();
+        let mut head = self.bound.hub().store().head();
         // The last change is one more revision than those before.
         let quiet = async { while timeout(PAUSE * 10, head.changed()).await.is_ok() {} };
         timeout(DEADLINE, quiet).await.unwrap();

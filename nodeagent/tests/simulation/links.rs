@@ -121,7 +121,7 @@ pub(crate) fn peer_probe(links: &SharedLinks, from: u8) -> PeerProbe {
 
 /// Checks whom a replica suspects, each time that it changes.
 pub(crate) async fn check(hub: Arc<Hub>, links: SharedLinks, nodes: u8, ledger: Shared) {
-    let mut changes = hub.suspects.changes();
+    let mut changes = hub.suspects().changes();
     let mut before = Arc::default();
     loop {
         let now = Arc::clone(&changes.borrow_and_update());
@@ -148,7 +148,7 @@ pub(crate) async fn check(hub: Arc<Hub>, links: SharedLinks, nodes: u8, ledger: 
         before = now;
         tokio::select! {
             biased;
-            () = hub.shutdown.cancelled() => return,
+            () = hub.shutdown().cancelled() => return,
             changed = changes.changed() => if changed.is_err() { return },
             // What lasts is looked at again.
             () = sleep(LAPSES), if !before.nodes.is_empty() => {}

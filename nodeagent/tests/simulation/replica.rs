@@ -57,12 +57,12 @@ impl Replica {
         };
         let (hub, index) = Hub::new(epoch, kubernetes::NAME, Admission::default(), guard, inbox);
         tokio::spawn(index);
-        hub.snapshots.limit(snapshots);
-        hub.upstream.set_cluster_id("simulated".to_owned());
-        Kind::ALL.iter().for_each(|kind| hub.upstream.begin(*kind));
+        hub.streams().snapshots.limit(snapshots);
+        hub.upstream().set_cluster_id("simulated".to_owned());
+        Kind::ALL.iter().for_each(|kind| hub.upstream().begin(*kind));
         if let Some((links, nodes)) = watched {
-            hub.suspects.set_mode(suspects::Mode::Observe);
-            let (watched, stop) = (Arc::clone(&hub), hub.shutdown.clone());
+            hub.suspects().set_mode(suspects::Mode::Observe);
+            let (watched, stop) = (Arc::clone(&hub), hub.shutdown().clone());
             tokio::spawn(async move {
                 tokio::select! {
                     biased;
@@ -86,7 +86,7 @@ impl Replica {
         let listener = Listener {
             server,
             epoch,
-            open: hub.shutdown.child_token(),
+            open: hub.shutdown().child_token(),
         };
         Self {
             hub,
@@ -103,7 +103,7 @@ impl Replica {
     }
 
     pub(crate) fn is_draining(&self) -> bool {
-        self.hub.draining.is_on()
+        self.hub.streams().draining.is_on()
     }
 
     /// Delivers the first lists.
@@ -161,7 +161,7 @@ impl Replica {
             services: usize::MAX,
             without_endpoints: usize::MAX,
         };
-        let approved = self.hub.approvals.approve(seen).await;
+        let approved = self.hub.index().approvals().approve(seen).await;
         assert!(
             approved.is_ok_and(|approved| approved.is_ok()),
             "an approval"
@@ -180,7 +180,7 @@ impl Replica {
         };
         self.batches.send(batch).await.unwrap();
         // The index answers in the order of what it gets, so it has the batch now.
-        drop(self.hub.node_uid("".into()).await);
+        drop(self.hub.index().look(|_| ()).await);
         self.view.hear(&said);
         self.published(truth);
     }
@@ -190,9 +190,9 @@ impl Replica {
         if !self.view.is_synced() {
             return;
         }
-        let revision = self.hub.store.head().borrow().revision;
+        let revision = self.hub.store().head().borrow().revision;
         let truth = self.misled.then_some(truth);
-        lock(&self.ledger).publish((self.hub.store.epoch(), revision), &self.view, truth);
+        lock(&self.ledger).publish((self.hub.store().epoch(), revision), &self.view, truth);
     }
 
     /// The source has heard from the API server.
@@ -205,7 +205,7 @@ impl Replica {
 
 fn touch(hub: &Hub) {
     for kind in Kind::ALL {
-        hub.upstream.update(kind, |state| {
+        hub.upstream().update(kind, |state| {
             state.current_at = Some(Instant::now());
             state.synced = true;
         });

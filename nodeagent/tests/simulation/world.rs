@@ -141,7 +141,7 @@ impl World {
     /// Checks the invariants of which agents themselves do not speak.
     fn look(&mut self) {
         for (number, replica) in self.replicas.iter_mut().enumerate() {
-            if replica.as_ref().is_some_and(|replica| replica.hub.shutdown.is_cancelled()) {
+            if replica.as_ref().is_some_and(|replica| replica.hub.shutdown().is_cancelled()) {
                 *replica = None;
                 lock(&self.listeners)[number] = None;
             }
@@ -226,7 +226,7 @@ impl World {
     fn kill(&mut self, number: usize) {
         lock(&self.listeners)[number] = None;
         if let Some(replica) = self.replicas[number].take() {
-            replica.hub.shutdown.cancel();
+            replica.hub.shutdown().cancel();
         }
     }
 
@@ -256,8 +256,8 @@ impl World {
             Step::Drain(_) if !replica.is_draining() => {
                 let hub = Arc::clone(&replica.hub);
                 tokio::spawn(async move {
-                    hub.draining.begin(DRAIN).await;
-                    hub.shutdown.cancel();
+                    hub.streams().draining.begin(DRAIN).await;
+                    hub.shutdown().cancel();
                 });
             }
             Step::Kill(_) => self.kill(number),
@@ -350,16 +350,16 @@ impl World {
             return Some(format!("{node} has applied nothing"));
         };
         let mut replicas = self.replicas.iter().flatten();
-        let Some(replica) = replicas.find(|replica| replica.hub.store.epoch() == applied.epoch)
+        let Some(replica) = replicas.find(|replica| replica.hub.store().epoch() == applied.epoch)
         else {
             return Some(format!(
                 "{node} has a state of epoch {}, which has ended",
                 applied.epoch
             ));
         };
-        let store = &replica.hub.store;
+        let store = replica.hub.store();
         let head = store.head().borrow().revision;
-        let record = replica.hub.fleet.record(&node);
+        let record = replica.hub.agents().record(&node);
         let known = record
             .filter(|record| record.connected)
             .and_then(|record| record.report.clone());

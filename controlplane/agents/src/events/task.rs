@@ -104,7 +104,7 @@ impl Task {
     /// Asks other replicas whether they serve agents that are gone here, if there are any.
     async fn ask_others(&mut self) {
         let is_due = self.served.as_ref().is_none_or(|(at, _)| at.elapsed() >= ASK);
-        let is_due = is_due && self.hub.fleet.any_gone();
+        let is_due = is_due && self.hub.agents().any_gone();
         if let Some(peers) = self.peers.as_ref().filter(|_| is_due) {
             let served = peers.served().await;
             self.served = Some((Instant::now(), served));
@@ -113,7 +113,7 @@ impl Task {
 
     async fn look(&mut self) {
         // Before the first complete snapshot, the existing nodes are unknown.
-        if !self.hub.store.head().borrow().synced {
+        if !self.hub.store().head().borrow().synced {
             return;
         }
         self.ask_others().await;
@@ -203,7 +203,8 @@ impl Task {
             namespace: object.namespace.clone(),
             name: object.name.clone(),
         };
-        self.hub.uid(id).await.ok().flatten()
+        let uid = self.hub.index().look(move |index| index.uid(&id));
+        uid.await.ok().flatten()
     }
 }
 
@@ -211,12 +212,12 @@ impl Task {
 fn snapshot(hub: &Hub, served: Option<&Served>) -> Snapshot {
     let mut snapshot = Snapshot {
         issues: hub.issues(),
-        held: hub.summary().borrow().held.clone(),
-        departures: hub.departures.latest(),
+        held: hub.index().summary().borrow().held.clone(),
+        departures: hub.streams().departures.latest(),
         ..Snapshot::default()
     };
-    let suspicions = hub.suspects.now();
-    for (name, facts) in hub.store.nodes() {
+    let suspicions = hub.suspects().now();
+    for (name, facts) in hub.store().nodes() {
         let node = NodeSnapshot {
             known: facts.known,
             agent: None,
@@ -224,7 +225,7 @@ fn snapshot(hub: &Hub, served: Option<&Served>) -> Snapshot {
         };
         snapshot.nodes.insert(name, node);
     }
-    for (name, record) in hub.fleet.records() {
+    for (name, record) in hub.agents().records() {
         if record.connected || !served.is_some_and(|served| served.may_have(&name)) {
             snapshot.nodes.entry(name).or_default().agent = Some(record);
         }
@@ -250,7 +251,8 @@ mod tests {
         let (admission, guard) = (Admission::default(), CliffGuard::default());
         let hub = Hub::new(1, "test", admission, guard, batches).0;
         let begin = |node: &str| {
-            let begun = Session::begin(&hub.fleet, &node.into(), &Hello::default(), String::new());
+            let begun =
+                Session::begin(hub.agents(), &node.into(), &Hello::default(), String::new());
             begun.unwrap().0
         };
         let _here = begin("here");

@@ -20,13 +20,13 @@ pub(super) const NODES: usize = 65_536;
 
 /// Takes what another replica says; returns the nodes that it suspects or finds quiet, and whose agents are alive here.
 pub fn receive(hub: &Hub, request: &pb::SuspectRequest) -> Vec<String> {
-    if request.from == hub.store.epoch() {
+    if request.from == hub.store().epoch() {
         return Vec::new();
     }
     let nodes = read(request);
     let quiet = request.quiet.iter().map(String::as_str).take(NODES);
     let named = nodes.keys().map(|node| &**node).chain(quiet);
-    let alive = named.filter(|node| hub.fleet.is_alive(node, SILENT));
+    let alive = named.filter(|node| hub.agents().is_alive(node, SILENT));
     let alive = alive.map(ToOwned::to_owned).collect();
     let on_node = Some(&*request.on_node).filter(|node| is_node_name(node));
     let said = Said {
@@ -34,7 +34,7 @@ pub fn receive(hub: &Hub, request: &pb::SuspectRequest) -> Vec<String> {
         nodes,
         on_node: on_node.map(Into::into),
     };
-    hub.suspects.shared.take(request.from, said);
+    hub.suspects().shared.take(request.from, said);
     alive
 }
 
@@ -118,14 +118,14 @@ mod tests {
         )
         .0;
         let begun = Session::begin(
-            &hub.fleet,
+            hub.agents(),
             &"here".into(),
             &pb::Hello::default(),
             String::new(),
         );
         let _here = begun.unwrap().0;
         let all = || {
-            let all = hub.suspects.shared.all();
+            let all = hub.suspects().shared.all();
             all.into_keys().map(|node| node.to_string()).collect::<Vec<_>>()
         };
         assert!(receive(&hub, &request(1, &["n1"])).is_empty());
@@ -140,7 +140,7 @@ mod tests {
         };
         assert_eq!(receive(&hub, &moved), ["here", "here"]);
         assert_eq!(all(), ["here", "n1"]);
-        let of = hub.suspects.shared.all().remove("n1").unwrap();
+        let of = hub.suspects().shared.all().remove("n1").unwrap();
         assert_eq!((of.missed, of.asked, of.age_s()), (4, 5, 2));
         // Another one says something else, and the first nobody any more.
         receive(&hub, &request(3, &["n3"]));
@@ -148,7 +148,7 @@ mod tests {
         assert_eq!(all(), ["n3"]);
         sleep(COUNTS).await;
         assert!(all().is_empty(), "what nobody repeats");
-        let silent = hub.suspects.shared.silent().into_iter();
+        let silent = hub.suspects().shared.silent().into_iter();
         assert_eq!(
             silent.map(|(node, _)| node).collect::<Vec<_>>(),
             ["m2".into(), "m3".into()] as [NodeName; 2]
@@ -161,11 +161,11 @@ mod tests {
                 ..request(4, &[])
             },
         );
-        assert_eq!(hub.suspects.shared.silent().len(), 1);
+        assert_eq!(hub.suspects().shared.silent().len(), 1);
         sleep(REMEMBERED).await;
-        assert!(hub.suspects.shared.silent().is_empty());
+        assert!(hub.suspects().shared.silent().is_empty());
         // No more replicas than there can be.
         (2..100).for_each(|from| drop(receive(&hub, &request(from, &["n1"]))));
-        assert_eq!(hub.suspects.shared.lock().len(), MOST);
+        assert_eq!(hub.suspects().shared.lock().len(), MOST);
     }
 }

@@ -68,7 +68,7 @@ struct Watch {
 
 /// Follows the streams of agents until the control plane ends.
 pub async fn watch(hub: Arc<Hub>, peers: Option<Arc<Peers>>) {
-    if hub.suspects.mode() == Mode::Off {
+    if hub.suspects().mode() == Mode::Off {
         return std::future::pending().await;
     }
     let mut watch = Watch {
@@ -119,9 +119,9 @@ impl Watch {
 
     /// Returns the nodes whose agents have no stream anywhere, and since when.
     fn lost(&mut self, mut quiet: Vec<(NodeName, Instant)>) -> BTreeMap<NodeName, Time> {
-        let known = |node: &NodeName| self.hub.store.knows(node);
-        let silent = self.hub.suspects.shared.silent().into_iter();
-        quiet.extend(silent.filter(|(node, _)| !self.hub.fleet.is_alive(node, SILENT)));
+        let known = |node: &NodeName| self.hub.store().knows(node);
+        let silent = self.hub.suspects().shared.silent().into_iter();
+        quiet.extend(silent.filter(|(node, _)| !self.hub.agents().is_alive(node, SILENT)));
         quiet.retain(|(node, _)| known(node));
         let before = std::mem::take(&mut self.quiet);
         self.quiet = quiet.iter().map(|(node, _)| node.clone()).collect();
@@ -138,7 +138,7 @@ impl Watch {
     }
 
     fn look(&mut self) {
-        let signs = self.hub.fleet.signs(SILENT);
+        let signs = self.hub.agents().signs(SILENT);
         let quiet = self.lost(signs.quiet);
         if !quiet.is_empty() {
             self.ask_others(signs.alive);
@@ -149,7 +149,7 @@ impl Watch {
         if due.is_empty() {
             return;
         }
-        let nodes = self.hub.store.nodes();
+        let nodes = self.hub.store().nodes();
         let neighbours = self.neighbours(&nodes);
         for node in due {
             // Nobody can reach a node without an address.
@@ -165,7 +165,7 @@ impl Watch {
 
     /// Returns the nodes with agents that can be asked: this replica's, and those of others if these are few.
     fn neighbours(&self, nodes: &FactsByNode) -> Vec<Neighbour> {
-        let mut names = self.hub.fleet.askable(SILENT);
+        let mut names = self.hub.agents().askable(SILENT);
         if names.len() <= ENOUGH {
             let own: BTreeSet<_> = names.iter().cloned().collect();
             names.extend(self.others.keys().filter(|node| !own.contains(*node)).cloned());
@@ -182,11 +182,11 @@ impl Watch {
         let mut there = BTreeMap::<SocketAddr, Vec<_>>::new();
         for asked in &round.asked {
             let question = Arc::new(question(asked, &round.about, nodes));
-            let is_here = self.hub.fleet.is_alive(&asked.node, SILENT);
+            let is_here = self.hub.agents().is_alive(&asked.node, SILENT);
             match self.others.get(&asked.node).filter(|_| !is_here) {
                 Some(at) => there.entry(*at).or_default().push((asked.node.clone(), question)),
                 None => {
-                    let answer = self.hub.fleet.ask(&asked.node, question);
+                    let answer = self.hub.agents().ask(&asked.node, question);
                     let node = asked.node.clone();
                     let answer = async move { answer.await.ok().map(|reported| (node, reported)) };
                     self.wait(
@@ -262,8 +262,8 @@ impl Watch {
         };
         let quiet = self.quiet.iter().filter(|node| !is_known(node));
         let quiet = quiet.take(messages::NODES).map(ToString::to_string).collect();
-        let (own, from) = (self.own.clone(), self.hub.store.epoch());
-        let on_node = self.hub.own_node.get().cloned();
+        let (own, from) = (self.own.clone(), self.hub.store().epoch());
+        let on_node = self.hub.replica().own_node.get().cloned();
         let announcing = async move {
             WatchEvent::Alive(messages::send(&peers, from, on_node, &own, quiet).await)
         };
@@ -272,7 +272,7 @@ impl Watch {
 
     /// Publishes who is suspected, if that has changed.
     async fn publish(&mut self) {
-        let suspects = &self.hub.suspects;
+        let suspects = self.hub.suspects();
         let act = suspects.mode() == Mode::Act;
         let before = suspects.now();
         let now = SystemTime::now();
@@ -292,8 +292,9 @@ impl Watch {
         };
         let mut all = own.clone();
         let others = suspects.shared.all();
-        let others = others.into_iter().filter(|(node, _)| !self.hub.fleet.is_alive(node, SILENT));
-        let others = others.filter(|(node, _)| self.hub.store.knows(node));
+        let others =
+            others.into_iter().filter(|(node, _)| !self.hub.agents().is_alive(node, SILENT));
+        let others = others.filter(|(node, _)| self.hub.store().knows(node));
         let others = others.filter(|(node, _)| !all.nodes.contains_key(node));
         // Each message of another replica has the age anew, and with it another time.
         let others = others.map(|(node, of)| {
@@ -318,29 +319,30 @@ impl Watch {
             return;
         }
         self.note(&before, &all);
-        self.hub.suspects.replace(all.clone());
-        self.hub.fleet.changed();
+        self.hub.suspects().replace(all.clone());
+        self.hub.agents().changed();
         // It fails when the control plane ends.
-        let _ = self.hub.suspect(all).await;
+        let _ = self.hub.index().suspect(all).await;
     }
 
     /// Returns how many nodes may be suspected at a time by all replicas together.
     fn most(&self) -> usize {
-        let nodes = self.hub.store.nodes();
+        let nodes = self.hub.store().nodes();
         few(nodes.values().filter(|facts| facts.known).count())
     }
 
     /// Logs and records what is new.
     fn note(&self, before: &Suspicions, now: &Suspicions) {
+        let recorder = &self.hub.notices().recorder;
         let object = |node: &NodeName| format!("Node/{node}");
         for (node, of) in now.nodes.iter().filter(|(node, _)| !before.nodes.contains_key(*node)) {
             let messages = Words(of, now.act).to_string();
             warn!(%node, "the node has been {messages}");
-            self.hub.suspects.begun.fetch_add(1, Ordering::Relaxed);
-            self.hub.recorder.notice(NoticeKind::NodeSuspected, object(node), messages);
+            self.hub.suspects().begun.fetch_add(1, Ordering::Relaxed);
+            recorder.notice(NoticeKind::NodeSuspected, object(node), messages);
         }
         for node in before.nodes.keys().filter(|node| !now.nodes.contains_key(*node)) {
-            let why = if self.hub.fleet.is_alive(node, SILENT) {
+            let why = if self.hub.agents().is_alive(node, SILENT) {
                 "its agent has a stream"
             } else if self.elsewhere.contains_key(node) {
                 "its agent has a stream to another replica"
@@ -349,8 +351,7 @@ impl Watch {
                 none.unwrap_or("a neighbour reaches it, or no longer enough miss it")
             };
             info!(%node, why, "the node is suspected no more");
-            let text = why.to_owned();
-            self.hub.recorder.notice(NoticeKind::NodeReached, object(node), text);
+            recorder.notice(NoticeKind::NodeReached, object(node), why.to_owned());
         }
     }
 }

@@ -12,7 +12,7 @@ use kplane_proto::v1::Step;
 use kplane_util::clock::millis;
 
 use super::timings::ago;
-use super::{Fleet, Session};
+use super::{AgentRegistry, Session};
 
 /// Maximum number of entries of a node: 2.3 KiB.
 const POINTS: usize = 96;
@@ -103,7 +103,7 @@ impl Session {
     /// Notes which revisions a report says to be in the kernel, and since when.
     pub(super) fn note_progress(&self, steps: &[Step], applied: u64) {
         let now = SystemTime::now();
-        let mut agents = self.fleet.lock();
+        let mut agents = self.agents.lock();
         let agent = agents.by_node.get_mut(&self.node);
         let Some(agent) = agent.filter(|agent| agent.session == self.number) else {
             return;
@@ -116,7 +116,7 @@ impl Session {
     }
 }
 
-impl Fleet {
+impl AgentRegistry {
     /// Returns when each node had a revision, and the newest revision that it holds. `visit` must be short: streams wait for it.
     pub fn reached(&self, revision: u64, mut visit: impl FnMut(&NodeName, Reached, u64)) {
         let agents = self.lock();

@@ -5,7 +5,7 @@ use std::time::Duration;
 use kplane_model::NodeName;
 use tokio::time::Instant;
 
-use super::{AgentRecord, Fleet};
+use super::{AgentRecord, AgentRegistry};
 
 /// The agents' streams at one moment.
 #[derive(Debug, Default)]
@@ -21,7 +21,7 @@ fn is_alive(record: &AgentRecord, now: Instant, silent: Duration) -> bool {
     record.connected && !(record.beats && now.saturating_duration_since(record.sign) > silent)
 }
 
-impl Fleet {
+impl AgentRegistry {
     /// Returns which agents are alive. An agent that sends no beats is never silent, and strangers do not count.
     pub(crate) fn signs(&self, silent: Duration) -> Signs {
         let mut signs = Signs::default();

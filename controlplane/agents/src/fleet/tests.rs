@@ -32,20 +32,20 @@ fn hello() -> Hello {
 fn begin(hub: &Arc<Hub>, node: &str) -> Result<Session, NotBegun> {
     let mut hello = hello();
     bound_hello(&mut hello);
-    let begun = Session::begin(&hub.fleet, &node.into(), &hello, String::new());
+    let begun = Session::begin(hub.agents(), &node.into(), &hello, String::new());
     begun.map(|(session, _, _)| session)
 }
 
 fn publish_node(hub: &Hub, name: &str) {
     let publication = Publication::sample(vec![], vec![NodeFacts::sample(name)]);
-    hub.store.publish(publication);
+    hub.store().publish(publication);
 }
 
 #[test]
 fn what_an_agent_says_of_itself_is_short_and_plain() {
     let hub = hub();
     let _session = begin(&hub, "n1").unwrap();
-    let record = hub.fleet.record("n1").unwrap();
+    let record = hub.agents().record("n1").unwrap();
     assert_eq!(record.version, "0.1.0[31m");
     assert_eq!(record.backend, "ä".repeat(32));
 }
@@ -64,9 +64,9 @@ fn a_state_from_a_file_is_no_sign_of_an_older_process() {
             from_cache,
             ..hello()
         };
-        let begun = Session::begin(&hub.fleet, &"n1".into(), &hello, String::new());
+        let begun = Session::begin(hub.agents(), &"n1".into(), &hello, String::new());
         let _session = begun.map(|(session, _, _)| session).unwrap();
-        assert_eq!(hub.fleet.record("n1").unwrap().began_empty, began_empty);
+        assert_eq!(hub.agents().record("n1").unwrap().began_empty, began_empty);
     }
 }
 
@@ -83,8 +83,8 @@ fn names_that_are_no_nodes_are_bounded() {
 
     drop(sessions.remove(500));
     let _more = begin(&hub, "one-more").unwrap();
-    assert!(hub.fleet.record("stranger-500").is_none());
-    assert_eq!(hub.fleet.records().len(), MAX_STRANGERS + 1);
+    assert!(hub.agents().record("stranger-500").is_none());
+    assert_eq!(hub.agents().records().len(), MAX_STRANGERS + 1);
 }
 
 #[test]
@@ -98,13 +98,13 @@ fn strangers_that_are_gone_are_forgotten_and_nodes_are_not() {
     publish_node(&hub, "a-node-later");
     let sweep = |after| {
         let now = Instant::now() + after;
-        hub.fleet.sweep(now, |name| hub.store.knows(name));
-        let names = hub.fleet.records().into_keys();
+        hub.agents().sweep(now, |name| hub.store().knows(name));
+        let names = hub.agents().records().into_keys();
         names.map(|name| name.to_string()).collect::<Vec<_>>()
     };
     assert_eq!(sweep(REMEMBERED / 2).len(), 4);
     assert_eq!(sweep(REMEMBERED * 2), ["a-node-later", "connected", "n1"]);
-    assert_eq!(hub.fleet.lock().strangers, 1);
+    assert_eq!(hub.agents().lock().strangers, 1);
 }
 
 /// Reading the fleet copies no report, and what is read stays as it is.
@@ -113,10 +113,10 @@ fn records_are_shared_with_readers() {
     let hub = hub();
     let session = begin(&hub, "n1").unwrap();
     session.report(Report::default());
-    let before = hub.fleet.record("n1").unwrap();
-    assert!(Arc::ptr_eq(&before, &hub.fleet.records()["n1"]));
+    let before = hub.agents().record("n1").unwrap();
+    assert!(Arc::ptr_eq(&before, &hub.agents().records()["n1"]));
     session.heard();
-    let after = hub.fleet.record("n1").unwrap();
+    let after = hub.agents().record("n1").unwrap();
     let report = |record: &AgentRecord| record.report.clone().unwrap();
     assert!(Arc::ptr_eq(&report(&before), &report(&after)));
 }

@@ -16,7 +16,7 @@ use tokio::time as clock;
 
 use super::durations::Durations;
 use super::under_way::UnderWay;
-use super::{AgentRecord, Fleet, Session};
+use super::{AgentRecord, AgentRegistry, Session};
 
 /// Maximum number of publications whose durations are remembered: 200 s of 20 changes a second, in some 300 bytes each.
 const REMEMBERED: usize = 4_096;
@@ -100,7 +100,7 @@ struct LastUpdate {
 /// The record of what a stream sent: the stream writes it, and the stream's session measures reports by it.
 #[derive(Debug)]
 pub struct Dispatch {
-    fleet: Arc<Fleet>,
+    agents: Arc<AgentRegistry>,
     last: Mutex<Option<LastUpdate>>,
     under_way: Mutex<UnderWay>,
 }
@@ -166,9 +166,9 @@ pub(super) fn advance(record: &mut AgentRecord, applied: u64) -> Option<u64> {
 }
 
 impl Dispatch {
-    pub(super) fn new(fleet: &Arc<Fleet>) -> Arc<Self> {
+    pub(super) fn new(registry: &Arc<AgentRegistry>) -> Arc<Self> {
         Arc::new(Self {
-            fleet: Arc::clone(fleet),
+            agents: Arc::clone(registry),
             last: Mutex::default(),
             under_way: Mutex::default(),
         })
@@ -181,23 +181,23 @@ impl Dispatch {
         let before = self.lock().replace(LastUpdate { revision, at });
         // The first update of a stream may be a snapshot, and says nothing about changes.
         let lacked = before.filter(|sent| sent.revision < revision);
-        let published = lacked.and_then(|sent| self.fleet.store.moment_of(sent.revision + 1));
+        let published = lacked.and_then(|sent| self.agents.store.moment_of(sent.revision + 1));
         if let Some(moment) = published {
             let waited = at.saturating_duration_since(moment.published_at);
-            self.fleet.timings.hop(Hop::Send, waited);
+            self.agents.timings.hop(Hop::Send, waited);
         }
     }
 
     /// Returns whether the stream should wait until the agent has received more of what was sent.
     pub fn is_full(&self) -> bool {
-        let spread = || Duration::from_millis(self.fleet.report_within_ms().into());
+        let spread = || Duration::from_millis(self.agents.report_within_ms().into());
         self.under_way().is_full(spread, clock::Instant::now())
     }
 
     /// Notes what a report says to have arrived. Returns whether a stream that waits should look again.
     pub(super) fn arrived(&self, report: &Report) -> bool {
         let received = report.received_revision.max(report.applied_revision);
-        report.epoch == self.fleet.store.epoch() && self.under_way().arrived(received)
+        report.epoch == self.agents.store.epoch() && self.under_way().arrived(received)
     }
 
     fn under_way(&self) -> MutexGuard<'_, UnderWay> {
@@ -212,8 +212,8 @@ impl Dispatch {
 impl Session {
     /// Measures what a report says to be new in the kernel, and since when.
     pub(super) fn measure(&self, report: &Report, steps: &[Step], before: u64, applied: u64) {
-        let timings = &self.fleet.timings;
-        let passed = passed(&self.fleet.store, &self.node, report, before, applied);
+        let timings = &self.agents.timings;
+        let passed = passed(&self.agents.store, &self.node, report, before, applied);
         timings.reached(&passed, steps, SystemTime::now());
         // Steps of an update that brought nothing for the node say nothing about changes.
         let stats = report.last_sync.as_ref().filter(|sync| sync.revision == applied);

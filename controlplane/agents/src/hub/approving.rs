@@ -4,7 +4,8 @@ use std::time::SystemTime;
 
 use kplane_desired_state::index::{Held, HeldState};
 
-use super::{Closing, IndexHandle, IndexOwner};
+use super::index::IndexOwner;
+use super::{Closing, IndexHandle};
 use crate::orders::Approval;
 
 /// Number of approvals that are remembered, so that none is taken twice: more than a document has.
@@ -43,11 +44,14 @@ pub struct HeldMore(Held);
 #[derive(Clone, Debug)]
 pub struct Approvals(IndexHandle);
 
-impl Approvals {
-    pub(super) fn new(index: IndexHandle) -> Self {
-        Self(index)
+impl IndexHandle {
+    /// Returns the right to approve the held_state.
+    pub fn approvals(&self) -> Approvals {
+        Approvals(self.clone())
     }
+}
 
+impl Approvals {
     /// Confirms the source's held_state on behalf of the operator: removes the objects that are held,
     /// and makes agents do the same.
     ///
@@ -80,7 +84,7 @@ impl IndexOwner {
         Ok(Approved {
             released,
             doubt,
-            revision: self.hub.store.head().borrow().revision,
+            revision: self.hub.store().head().borrow().revision,
             held_state,
             id,
         })

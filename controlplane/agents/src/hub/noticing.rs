@@ -3,7 +3,7 @@
 use kplane_desired_state::recorder::{NoticeKind, Recorder};
 use kplane_model::Issue;
 
-use super::{Hub, Summary};
+use super::Summary;
 
 /// Maximum number of problems that are noted for one step.
 const PROBLEMS: usize = 50;
@@ -34,20 +34,15 @@ pub(crate) fn problems(recorder: &Recorder, before: &[Issue], after: &[Issue]) {
     }
 }
 
-impl Hub {
-    /// Notes what differs between two summaries.
-    pub(super) fn notice_changes(&self, before: &Summary, after: &Summary) {
-        problems(&self.recorder, &before.issues, &after.issues);
-        match (&before.held, &after.held) {
-            (None, Some(held)) => {
-                let text = held.to_string();
-                self.recorder.notice(NoticeKind::Held, String::new(), text);
-            }
-            (Some(_), None) => {
-                let text = "no held objects remain".to_owned();
-                self.recorder.notice(NoticeKind::Released, String::new(), text);
-            }
-            (None, None) | (Some(_), Some(_)) => {}
+/// Notes what differs between two summaries.
+pub(super) fn changes(recorder: &Recorder, before: &Summary, after: &Summary) {
+    problems(recorder, &before.issues, &after.issues);
+    match (&before.held, &after.held) {
+        (None, Some(held)) => recorder.notice(NoticeKind::Held, String::new(), held.to_string()),
+        (Some(_), None) => {
+            let text = "no held objects remain".to_owned();
+            recorder.notice(NoticeKind::Released, String::new(), text);
         }
+        (None, None) | (Some(_), Some(_)) => {}
     }
 }

@@ -1,7 +1,9 @@
 //! The way of batches to agents' streams.
 
+use std::time::SystemTime;
+
 use kplane_desired_state::k8s::{Kind, Object};
-use kplane_desired_state::source::Located;
+use kplane_desired_state::source::{Event, Located};
 use kplane_rig::cluster::objects;
 use serde_json::json;
 use tokio::time::sleep;
@@ -37,7 +39,7 @@ async fn many_changes_are_announced_together() {
         batches,
     );
     tokio::spawn(index);
-    let mut streams = hub.store.announcements();
+    let mut streams = hub.store().announcements();
     let lists = Kind::ALL
         .into_iter()
         .flat_map(|kind| [Event::Init(kind), Event::InitDone(kind)]);

@@ -45,7 +45,8 @@ impl Authenticator {
         let Some(bound) = who.binding().and_then(|binding| binding.uid) else {
             return Ok(());
         };
-        let Ok(Some(uid)) = self.hub.node_uid(node.clone()).await else {
+        let (index, name) = (self.hub.index(), node.clone());
+        let Ok(Some(uid)) = index.look(move |index| index.node_uid(&name)).await else {
             // The Node is unknown: `is_still_there` or the session decides about that.
             return Ok(());
         };

@@ -384,7 +384,7 @@ impl Caller {
             };
             return Err(Refusal::new(RefusalReason::BadCredential, text));
         };
-        let served = |node: &str| authenticator.hub.fleet.record(node).is_some();
+        let served = |node: &str| authenticator.hub.agents().record(node).is_some();
         let from = network(self.connection.peer().ip());
         tokens.check(self.port, token, from, served).await.map(Some)
     }

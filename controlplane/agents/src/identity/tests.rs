@@ -317,10 +317,10 @@ async fn the_agent_of_a_deleted_node_loses_its_stream_within_a_minute() {
             known,
             ..NodeFacts::sample("n1")
         };
-        hub.store.publish(Publication::sample(vec![], vec![node]));
+        hub.store().publish(Publication::sample(vec![], vec![node]));
     };
     publish(true);
-    hub.store.set_synced();
+    hub.store().set_synced();
     let certificate = certificate("system:node:n1", &["system:nodes"], DAY);
     let mut credential_watch = admitted(&authenticator, certificate, &HeaderMap::new()).await;
     let hour = Duration::from_secs(3_600);

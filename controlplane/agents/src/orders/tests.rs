@@ -3,7 +3,8 @@ use kplane_model::{NodeName, Reason, Severity};
 use tokio::time::{Duration, timeout};
 
 use super::{
-    APPROVAL_LASTS, Approval, Board, Change, MAX_ORDERS, Orders, Place, Scope, TooMany, Wish,
+    APPROVAL_LASTS, Approval, Change, MAX_ORDERS, Orders, OverrideStore, Place, Scope, TooMany,
+    Wish,
 };
 
 mod map;
@@ -131,9 +132,9 @@ fn an_approval_covers_the_same_picture_and_that_of_a_later_start() {
 #[tokio::test]
 async fn replicas_of_a_folder_share_orders_and_damage_changes_nothing() {
     let folder = tempfile::tempdir().unwrap();
-    let [one, other] = [Board::default(), Board::default()];
-    for board in [&one, &other] {
-        board.keep_in(Place::beside(folder.path()));
+    let [one, other] = [OverrideStore::default(), OverrideStore::default()];
+    for overrides in [&one, &other] {
+        overrides.keep_in(Place::beside(folder.path()));
     }
     assert!(other.changes().borrow().is_none(), "not known yet");
     let name = NodeName::from("a");
@@ -170,25 +171,25 @@ async fn replicas_of_a_folder_share_orders_and_damage_changes_nothing() {
 async fn a_place_that_takes_no_order_is_told_from_the_start() {
     let folder = tempfile::tempdir().unwrap();
     let missing = folder.path().join("state");
-    let board = Board::default();
-    board.keep_in(Place::SharedFile(missing.join("orders.json")));
+    let overrides = OverrideStore::default();
+    overrides.keep_in(Place::SharedFile(missing.join("orders.json")));
     let until = async |reported: bool| {
-        while board.issue().is_some() != reported {
+        while overrides.issue().is_some() != reported {
             tokio::time::sleep(Duration::from_millis(100)).await;
         }
     };
     let steps = async {
         until(true).await;
-        let issue = board.issue().unwrap();
+        let issue = overrides.issue().unwrap();
         let (code, severity) = (Reason::OrdersUnreadable, Severity::Warning);
         assert_eq!((issue.code, issue.severity), (code, severity));
         assert!(issue.reason.contains("--state-file"), "{issue:?}");
         std::fs::create_dir(&missing).unwrap();
         until(false).await;
-        board.order(&wish(true, &[node("a")])).await.unwrap();
+        overrides.order(&wish(true, &[node("a")])).await.unwrap();
     };
     tokio::select! {
-        () = board.follow() => {}
+        () = overrides.follow() => {}
         done = timeout(Duration::from_secs(600), steps) => done.unwrap(),
     }
 }
@@ -198,41 +199,41 @@ async fn a_place_that_takes_no_order_is_told_from_the_start() {
 async fn an_older_document_changes_nothing_and_is_told() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("orders.json");
-    let board = Board::default();
-    board.keep_in(Place::SharedFile(file.clone()));
+    let overrides = OverrideStore::default();
+    overrides.keep_in(Place::SharedFile(file.clone()));
     let (a, b) = (NodeName::from("a"), NodeName::from("b"));
-    let code = || board.issue().map(|issue| issue.code);
+    let code = || overrides.issue().map(|issue| issue.code);
     let until = async |wanted: Option<Reason>| {
         while code() != wanted {
             tokio::time::sleep(Duration::from_millis(100)).await;
         }
     };
     let steps = async {
-        let mut changes = board.changes();
+        let mut changes = overrides.changes();
         changes.wait_for(Option::is_some).await.unwrap();
-        board.order(&wish(true, &[Scope::All])).await.unwrap();
+        overrides.order(&wish(true, &[Scope::All])).await.unwrap();
         let copy = std::fs::read(&file).unwrap();
-        board.order(&wish(false, &[Scope::All])).await.unwrap();
+        overrides.order(&wish(false, &[Scope::All])).await.unwrap();
         tokio::time::sleep(Duration::from_secs(5)).await;
         assert_eq!(code(), None);
         std::fs::write(&file, &copy).unwrap();
         until(Some(Reason::OrdersOlder)).await;
-        assert!(board.frozen(&a).is_none());
-        let text = board.issue().unwrap().reason;
+        assert!(overrides.frozen(&a).is_none());
+        let text = overrides.issue().unwrap().reason;
         assert!(text.contains("order 1, and order 2 is in force"), "{text}");
-        board.order(&wish(true, &[node("b")])).await.unwrap();
+        overrides.order(&wish(true, &[node("b")])).await.unwrap();
         until(None).await;
-        assert!(board.frozen(&a).is_none() && board.frozen(&b).is_some());
+        assert!(overrides.frozen(&a).is_none() && overrides.frozen(&b).is_some());
         let written = Orders::read(&std::fs::read_to_string(&file).unwrap()).unwrap();
         assert_eq!((written.number, is_frozen(&written, "a")), (3, false));
     };
     tokio::select! {
-        () = board.follow() => {}
+        () = overrides.follow() => {}
         done = timeout(Duration::from_secs(600), steps) => done.unwrap(),
     }
     // A replica that starts knows no better.
     std::fs::write(&file, r#"{"version":1,"number":1,"orders":[]}"#).unwrap();
-    let next = Board::default();
+    let next = OverrideStore::default();
     next.keep_in(Place::SharedFile(file));
     let mut changes = next.changes();
     tokio::select! {
@@ -260,10 +261,10 @@ async fn a_pipe_in_the_place_of_the_document_is_refused_at_once() {
 async fn a_problem_ends_also_where_there_is_no_document() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("orders.json");
-    let board = Board::default();
-    board.keep_in(Place::SharedFile(file.clone()));
+    let overrides = OverrideStore::default();
+    overrides.keep_in(Place::SharedFile(file.clone()));
     let shows = async |problem: bool| {
-        while board.issue().is_none() == problem {
+        while overrides.issue().is_none() == problem {
             tokio::time::sleep(Duration::from_millis(100)).await;
         }
     };
@@ -276,7 +277,7 @@ async fn a_problem_ends_also_where_there_is_no_document() {
         }
     };
     tokio::select! {
-        () = board.follow() => {}
+        () = overrides.follow() => {}
         done = timeout(Duration::from_secs(600), steps) => done.unwrap(),
     }
 }

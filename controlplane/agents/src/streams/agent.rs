@@ -10,7 +10,7 @@ use super::mailbox::mailbox;
 use super::outbound::Outbound;
 use super::session;
 use crate::connection_limits::ConnectionGuard;
-use crate::hub::Hub;
+use crate::hub::{Closing, Hub};
 use crate::identity::{Authenticator, Port};
 
 /// The server of agents' streams.
@@ -32,8 +32,8 @@ impl AgentService for AgentServer {
 
     async fn sync(&self, request: Request<Messages>) -> Result<Self::Frames, Status> {
         // An agent in the same process can still ask.
-        if self.hub.shutdown.is_cancelled() {
-            return Err(session::closing());
+        if self.hub.shutdown().is_cancelled() {
+            return Err(Closing.into());
         }
         let connection = request.extensions().get::<ConnectionGuard>().cloned();
         let caller = match &connection {
@@ -46,7 +46,7 @@ impl AgentService for AgentServer {
         let address = connection.as_ref().map(|c| c.peer().to_string());
         let address = address.unwrap_or_default();
         let (postman, mailbox) = mailbox();
-        let (outbound, gone) = Outbound::new(mailbox, Arc::clone(&self.hub.traffic));
+        let (outbound, gone) = Outbound::new(mailbox, Arc::clone(&self.hub.streams().traffic));
         let hub = Arc::clone(&self.hub);
         let span = info_span!("agent", peer = address);
         let peer = session::Peer {

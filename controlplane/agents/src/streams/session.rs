@@ -25,7 +25,7 @@ use super::updates::{HeldState, Updates, must_be_node};
 use crate::connection_limits::ConnectionGuard;
 use crate::draining;
 use crate::fleet::{BEATS, Misbehaviour, NotBegun, Session, bound_hello};
-use crate::hub::Hub;
+use crate::hub::{Closing, Hub, ReplicaInfo};
 use crate::identity::{Caller, CredentialWatch};
 use crate::prestop::NodeDepartures;
 
@@ -82,9 +82,9 @@ pub(super) async fn run(
         return Err(Status::invalid_argument("the first message must be Hello"));
     };
     let node = check_hello(&hello)?;
-    must_enforce_policies(&hub, &hello)?;
-    let mut draining = hub.draining.follow();
-    if hub.draining.is_on() {
+    must_enforce_policies(hub.replica(), &hello)?;
+    let mut draining = hub.streams().draining.follow();
+    if hub.streams().draining.is_on() {
         return Ok(Some(farewell(&hub)));
     }
     let credential_watch = match &peer.caller {
@@ -95,14 +95,14 @@ pub(super) async fn run(
     let needs_node = peer.connection.is_some();
     if needs_node {
         must_be_node(&hub, &node)?;
-        if let Err(wait) = hub.fleet.moderation.admit(&node) {
+        if let Err(wait) = hub.agents().moderation.admit(&node) {
             let reason = "the agent of this node connects too often";
             return Ok(Some(come_back_later(wait, reason)));
         }
     }
     let too_long = bound_hello(&mut hello);
-    let _attendance = Attendance::begin(&hub.store, &node);
-    let begun = Session::begin(&hub.fleet, &node, &hello, peer.address);
+    let _attendance = Attendance::begin(hub.store(), &node);
+    let begun = Session::begin(hub.agents(), &node, &hello, peer.address);
     let (session, superseded, questions) = match begun {
         Ok(begun) => begun,
         Err(error @ NotBegun::TooMany) => {
@@ -117,7 +117,7 @@ pub(super) async fn run(
     }
     let _occupied = peer.connection.as_ref().map(ConnectionGuard::occupy);
     info!(%node, version = ?hello.agent_version, backend = ?hello.backend, "agent connected");
-    let freshness = hub.store.freshness();
+    let freshness = hub.store().freshness();
     let welcome = welcome(&hub, &node, &freshness);
     let dispatch = session.dispatch();
     let claim = claim(&hello);
@@ -133,12 +133,12 @@ pub(super) async fn run(
         leaving: NodeDepartures::default(),
         hub: Arc::clone(&hub),
         node,
-        beats: hello.capabilities & BEATS != 0 && hub.suspects.beat_ms() > 0,
+        beats: hello.capabilities & BEATS != 0 && hub.suspects().beat_ms() > 0,
         session,
     };
     tokio::select! {
         biased;
-        () = hub.shutdown.cancelled() => Err(closing()),
+        () = hub.shutdown().cancelled() => Err(Closing.into()),
         _ = superseded => Err(Status::aborted("the agent has opened a newer stream")),
         () = draining::turn(&mut draining) => Ok(Some(farewell(&hub))),
         _ = gone => Ok(None),
@@ -148,7 +148,7 @@ pub(super) async fn run(
 
 /// Asks the agent to leave: the control plane is about to end.
 fn farewell(hub: &Hub) -> server_message::Kind {
-    server_message::Kind::ComeBackLater(hub.draining.farewell(hub.replicas()))
+    server_message::Kind::ComeBackLater(hub.streams().draining.farewell(hub.replica().replicas()))
 }
 
 /// Returns what an agent says about the state that it holds.
@@ -158,10 +158,6 @@ fn claim(hello: &Hello) -> HeldState {
         unpacks: hello.capabilities & PACKED != 0,
         resume: hello.resume.clone(),
     }
-}
-
-pub(super) fn closing() -> Status {
-    Status::unavailable("the control plane is shutting down")
 }
 
 /// Asks the agent to come back.
@@ -192,9 +188,9 @@ fn check_hello(hello: &Hello) -> Result<NodeName, Status> {
 }
 
 /// Refuses an agent that would serve its node without the NetworkPolicies that the node must enforce.
-fn must_enforce_policies(hub: &Hub, hello: &Hello) -> Result<(), Status> {
+fn must_enforce_policies(replica: &ReplicaInfo, hello: &Hello) -> Result<(), Status> {
     let needed = POLICIES | CLUSTER_POLICIES;
-    if !hub.network_policies || hello.capabilities & needed == needed {
+    if !replica.network_policies || hello.capabilities & needed == needed {
         return Ok(());
     }
     Err(Status::failed_precondition(
@@ -222,12 +218,12 @@ fn welcome(hub: &Hub, node: &NodeName, freshness: &Freshness) -> pb::Welcome {
         protocol_version: PROTOCOL_VERSION,
         capabilities: RANGES | PACKED | POLICIES | BEATS | CLUSTER_POLICIES,
         server_version: env!("CARGO_PKG_VERSION").to_owned(),
-        epoch: hub.store.epoch(),
+        epoch: hub.store().epoch(),
         heartbeat_interval_ms: u32::try_from(HEARTBEAT.as_millis()).unwrap_or(u32::MAX),
-        cluster_id: hub.upstream.cluster_id().to_owned(),
+        cluster_id: hub.upstream().cluster_id().to_owned(),
         freshness: freshness.news(&Freshness::default()),
         same_zone: hub.is_in_zone_of(node),
-        beat_ms: hub.suspects.beat_ms(),
+        beat_ms: hub.suspects().beat_ms(),
     }
 }
 
@@ -303,7 +299,7 @@ impl Conversation<'_> {
             Some(agent_message::Kind::Ping(ping)) => self.postman.pong(ping.token),
             Some(agent_message::Kind::Inspection(announced)) => self.questions.answered(announced),
             Some(agent_message::Kind::Leaving(leaving)) => {
-                self.leaving.take(&self.hub.departures, &self.node, &leaving);
+                self.leaving.take(&self.hub.streams().departures, &self.node, &leaving);
             }
             Some(agent_message::Kind::Ranges(ranges)) => self.postman.compared(ranges.digests),
             Some(agent_message::Kind::Renewal(renewal)) => {

@@ -126,7 +126,7 @@ impl Updates {
         announced: Arc<Freshness>,
         dispatch: Arc<Dispatch>,
     ) -> Self {
-        let changes = hub.store.announcements();
+        let changes = hub.store().announcements();
         let head = *changes.borrow();
         Self {
             head,
@@ -149,7 +149,7 @@ impl Updates {
             frozen: Frozen::Unknown,
             frozen_sent: false,
             replicas_sent: Vec::new(),
-            orders: WatchStream::new(hub.orders.changes()),
+            orders: WatchStream::new(hub.overrides().changes()),
             dispatch,
         }
     }
@@ -233,10 +233,10 @@ impl Updates {
 
     pub(super) fn heartbeat(&mut self) -> pb::Heartbeat {
         let age = self.hub.upstream_age();
-        let freshness = self.news(self.hub.store.freshness());
-        let frozen = self.hub.orders.frozen(&self.node);
+        let freshness = self.news(self.hub.store().freshness());
+        let frozen = self.hub.overrides().frozen(&self.node);
         self.frozen_sent = frozen.is_some();
-        let mut replicas = self.hub.replicas();
+        let mut replicas = self.hub.replica().replicas();
         match replicas == self.replicas_sent {
             true => replicas.clear(),
             false => self.replicas_sent.clone_from(&replicas),
@@ -245,7 +245,7 @@ impl Updates {
             revision: self.head.revision,
             upstream_age_ms: u64::try_from(age.as_millis()).unwrap_or(u64::MAX),
             freshness,
-            report_within_ms: self.hub.fleet.report_within_ms(),
+            report_within_ms: self.hub.agents().report_within_ms(),
             frozen: frozen.map(Into::into),
             replicas,
         }
@@ -253,7 +253,7 @@ impl Updates {
 
     fn next_piece(&mut self) -> Bytes {
         self.complete = false;
-        let store = &self.hub.store;
+        let store = self.hub.store();
         if let Some(message) = self.walk.next(&mut self.cursor) {
             self.snapshot = false;
             return message;
@@ -300,7 +300,7 @@ impl Updates {
         let Some(token) = claim.resume.as_ref().filter(usable) else {
             return self.begin_snapshot("the agent holds nothing");
         };
-        let store = &self.hub.store;
+        let store = self.hub.store();
         let revision = (token.epoch == store.epoch()).then_some(token.revision);
         let digest = <[u8; 16]>::try_from(token.digest.as_slice()).ok();
         let way = digest.and_then(|digest| {
@@ -309,7 +309,7 @@ impl Updates {
         });
         match way {
             Some(way) => {
-                self.hub.snapshots.spared(|counts| match way {
+                self.hub.streams().snapshots.spared(|counts| match way {
                     Way::Equal(_) => counts.equal += 1,
                     Way::Changes(_) => counts.changes += 1,
                 });
@@ -329,21 +329,22 @@ impl Updates {
 
     /// Returns the message that replaces the ranges in which the agent differs.
     fn replace_ranges(&mut self, digests: &[u8]) -> Result<Option<Bytes>, Duration> {
-        let store = &self.hub.store;
+        let store = self.hub.store();
         let replaced = store.replace_ranges(&self.node, digests, &mut self.cursor);
         let Some(message) = replaced else {
             return self.begin_snapshot("the agent's state differs too much");
         };
-        self.hub.snapshots.spared(|counts| counts.ranges += 1);
+        let snapshots = &self.hub.streams().snapshots;
+        snapshots.spared(|counts| counts.ranges += 1);
         info!(node = %self.node, bytes = message.len(), "sync begins with some key ranges");
         Ok(Some(message))
     }
 
     fn begin_snapshot(&mut self, reason: &str) -> Result<Option<Bytes>, Duration> {
-        self.hub.snapshots.admit()?;
+        self.hub.streams().snapshots.admit()?;
         (self.snapshot, self.in_snapshot) = (true, true);
         self.cursor = Cursor::at(0);
-        self.walk = self.hub.store.walk(&self.node).packed(self.unpacks);
+        self.walk = self.hub.store().walk(&self.node).packed(self.unpacks);
         info!(node = %self.node, reason, "sync begins with a snapshot");
         Ok(None)
     }

@@ -66,10 +66,11 @@ pub(super) struct AnswerSources {
 impl AnswerSources {
     /// Returns where the answers come from.
     pub(super) fn origin(&self) -> Origin<'_> {
+        let replica = self.hub.replica();
         Origin {
-            name: self.hub.cluster_name.get().map_or("", |name| name),
-            cluster: self.hub.upstream.cluster_id(),
-            replica: self.hub.own_node.get().map_or("", |node| node),
+            name: replica.cluster_name.get().map_or("", |name| name),
+            cluster: self.hub.upstream().cluster_id(),
+            replica: replica.own_node.get().map_or("", |node| node),
             now_ms: millis(SystemTime::now()),
         }
     }

@@ -84,7 +84,7 @@ async fn render(
         let pause = PAUSE.max(start.elapsed() * SHARE);
         tokio::select! {
             () = sleep(pause) => {}
-            () = answers.hub.shutdown.cancelled() => return,
+            () = answers.hub.shutdown().cancelled() => return,
         }
     }
 }

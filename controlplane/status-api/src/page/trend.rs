@@ -37,7 +37,7 @@ impl Trend {
         loop {
             tokio::select! {
                 _ = ticks.tick() => self.add(&hub),
-                () = hub.shutdown.cancelled() => return,
+                () = hub.shutdown().cancelled() => return,
             }
         }
     }

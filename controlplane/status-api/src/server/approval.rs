@@ -1,5 +1,6 @@
 //! The operator's approval, given here or at another replica.
 
+use kplane_agents::orders::OverrideStore;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::SystemTime;
@@ -16,7 +17,7 @@ use tokio::sync::watch;
 use tonic::{Request, Status};
 use tracing::{info, warn};
 
-use super::{closing, millis, operator, views};
+use super::{millis, operator, views};
 
 /// Approves for all replicas. Replicas that share the document with the orders find the approval there, also if they
 /// start later; without such a document the approval goes to the replicas that run.
@@ -28,14 +29,14 @@ pub(super) async fn approve_for_all(
     let seen = *request.get_ref();
     let caller = request.extensions().get::<Caller>();
     let by = operator(caller);
-    let is_shared = hub.orders.place().is_some_and(Place::is_shared);
+    let is_shared = hub.overrides().place().is_some_and(Place::is_shared);
     let elsewhere = match peers.filter(|_| is_shared) {
         Some(peers) => holding_elsewhere(peers).await,
         None => BTreeSet::new(),
     };
     let (mut response, approved) = approve(hub, request, &Right::Act, &elsewhere).await?;
     let is_kept = match approved {
-        Some(approved) => keep(hub, by, approved).await,
+        Some(approved) => keep(hub.overrides(), by, approved).await,
         None => true,
     };
     if let Some(peers) = peers.filter(|_| !is_shared || !is_kept) {
@@ -58,8 +59,8 @@ async fn holding_elsewhere(peers: &Peers) -> BTreeSet<NodeName> {
 }
 
 /// Writes an approval down for other replicas; returns whether it is there.
-async fn keep(hub: &Hub, by: String, approved: Approved) -> bool {
-    if hub.orders.place().is_none() {
+async fn keep(overrides: &OverrideStore, by: String, approved: Approved) -> bool {
+    if overrides.place().is_none() {
         return false;
     }
     let approval = Approval {
@@ -68,7 +69,7 @@ async fn keep(hub: &Hub, by: String, approved: Approved) -> bool {
         at_ms: millis(SystemTime::now()),
         held_state: approved.held_state,
     };
-    let kept = hub.orders.approve(approval).await;
+    let kept = overrides.approve(approval).await;
     if let Err(error) = &kept {
         warn!(%error, "cannot write the approval down: replicas that start later do not learn of it");
     }
@@ -86,12 +87,12 @@ pub(super) async fn approve(
     let connection = request.extensions().get::<ConnectionGuard>().cloned();
     let caller = request.extensions().get::<Caller>().cloned();
     let seen = request.into_inner();
-    let here = hub.fleet.holding();
+    let here = hub.agents().holding();
     let nodes: BTreeSet<NodeName> = here.into_iter().chain(elsewhere.iter().cloned()).collect();
     let nodes: Vec<NodeName> = nodes.into_iter().collect();
-    let held = hub.summary().borrow().held.is_some();
-    if !held && nodes.is_empty() && !hub.store.trust().is_partial() {
-        let revision = hub.store.head().borrow().revision;
+    let held = hub.index().summary().borrow().held.is_some();
+    if !held && nodes.is_empty() && !hub.store().trust().is_partial() {
+        let revision = hub.store().head().borrow().revision;
         if let Some(caller) = caller {
             caller.did(right, "approved deletions while nothing was held");
         }
@@ -103,8 +104,8 @@ pub(super) async fn approve(
         services: count(seen.services),
         without_endpoints: count(seen.without_endpoints),
     };
-    let approved = hub.approvals.approve(seen).await.map_err(closing)?;
-    let approved = approved.map_err(|more| Status::failed_precondition(more.to_string()))?;
+    let approved = hub.index().approvals().approve(seen).await;
+    let approved = approved?.map_err(|more| Status::failed_precondition(more.to_string()))?;
     let released = approved.released.as_ref();
     let services = released.map_or(0, |held| held.services);
     let endpoints = released.map_or(0, |held| held.without_endpoints);

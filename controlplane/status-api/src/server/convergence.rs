@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
 use kplane_agents::fleet::Durations;
-use kplane_agents::hub::Hub;
+use kplane_agents::hub::{Hub, ReplicaInfo};
 use kplane_agents::peers::{Collected, Peers};
 use kplane_desired_state::publish::Followed;
 use kplane_desired_state::trust::Trust;
@@ -84,15 +84,15 @@ impl Tally {
 }
 
 /// Returns whether a node counts: not if its Node object is gone, and its agent with it.
-pub(super) fn counts(hub: &Hub, node: &Node<'_>) -> bool {
+pub(super) fn counts(replica: &ReplicaInfo, node: &Node<'_>) -> bool {
     let exists = node.facts.as_ref().is_some_and(|facts| facts.known);
-    exists || node.is_connected() || !hub.names_are_nodes()
+    exists || node.is_connected() || !replica.names_are_nodes()
 }
 
 /// Returns the durations that this replica measured of the newest change of a Service, up to this revision.
 pub(super) fn durations(hub: &Hub, wanted: u64) -> Option<Durations> {
-    let moment = hub.store.moment_of(wanted).filter(|_| wanted > 0);
-    hub.fleet.timings.of_change(moment?.first)
+    let moment = hub.store().moment_of(wanted).filter(|_| wanted > 0);
+    hub.agents().timings.of_change(moment?.first)
 }
 
 /// Returns how far the newest state of a Service has come at this moment.
@@ -101,7 +101,7 @@ pub(super) fn convergence(
     followed: &mut Followed,
     others: &Collected,
 ) -> pb::Convergence {
-    hub.store.follow(followed);
+    hub.store().follow(followed);
     let name = followed.service().clone();
     let (state, reason) = state(hub, followed);
     let snapshot = Snapshot::with(hub, others);
@@ -109,11 +109,12 @@ pub(super) fn convergence(
     let mut tally = Tally::default();
     // Revisions of other replicas do not compare with these.
     let mut wanted = 0;
-    for (node, state) in snapshot.nodes().filter(|(_, node)| counts(hub, node)) {
-        wanted = wanted.max(hub.store.wanted_of_service(node, followed));
+    let counting = snapshot.nodes();
+    for (node, state) in counting.filter(|(_, node)| counts(hub.replica(), node)) {
+        wanted = wanted.max(hub.store().wanted_of_service(node, followed));
         tally.add(node, standings.of(node, state));
     }
-    let moment = hub.store.moment_of(wanted).filter(|_| wanted > 0);
+    let moment = hub.store().moment_of(wanted).filter(|_| wanted > 0);
     let mut durations = durations(hub, wanted).unwrap_or_default();
     standings.add_durations(&mut durations, others);
     let mut answer = pb::Convergence {
@@ -129,7 +130,7 @@ pub(super) fn convergence(
         durations: (durations.count() > 0).then(|| summary(&durations)),
         now_ms: millis(SystemTime::now()),
         missing_replicas: others.missing.clone(),
-        nodes_incomplete: !others.missing.is_empty() && !hub.names_are_nodes(),
+        nodes_incomplete: !others.missing.is_empty() && !hub.replica().names_are_nodes(),
         ..pb::Convergence::default()
     };
     (answer.laggards, answer.laggards_omitted) = tally.laggards();
@@ -139,7 +140,7 @@ pub(super) fn convergence(
 /// Refuses a name of which no Service was served, unless the source may lack it.
 pub(super) fn known(hub: &Hub, name: &ServiceName) -> Result<(), Status> {
     let mut followed = Followed::new(name.clone());
-    hub.store.follow(&mut followed);
+    hub.store().follow(&mut followed);
     match state(hub, &followed) {
         (ServiceState::Unknown, reason) => Err(Status::not_found(format!("{name}: {reason}"))),
         _ => Ok(()),
@@ -155,7 +156,7 @@ pub(super) fn state(hub: &Hub, followed: &Followed) -> (ServiceState, String) {
         let reason = "the Service is deleted, or has no ports any more".to_owned();
         return (ServiceState::Deleted, reason);
     }
-    if !hub.store.head().borrow().synced {
+    if !hub.store().head().borrow().synced {
         let reason = "the control plane has not read its source yet".to_owned();
         return (ServiceState::Uncertain, reason);
     }
@@ -170,7 +171,7 @@ pub(super) fn state(hub: &Hub, followed: &Followed) -> (ServiceState, String) {
     if let Some(reason) = refused {
         return (ServiceState::Unknown, reason);
     }
-    match hub.store.trust() {
+    match hub.store().trust() {
         Trust::Partial(doubt) => (
             ServiceState::Uncertain,
             format!("the source was not read completely: {doubt}"),
@@ -209,9 +210,9 @@ pub(super) async fn watch(
         // The client may have gone.
         Err(status) => return drop(outbox.send(Err(status)).await),
     };
-    let mut agents = hub.fleet.changes();
-    let mut head = hub.store.head();
-    let mut summary = hub.summary();
+    let mut agents = hub.agents().changes();
+    let mut head = hub.store().head();
+    let mut summary = hub.index().summary();
     let mut followed = Followed::new(name);
     let mut last: Option<(pb::Convergence, Instant)> = None;
     loop {
@@ -236,7 +237,7 @@ pub(super) async fn watch(
             () = others.changed() => true,
             () = tokio::time::sleep(WATCH_REFRESH) => true,
             () = outbox.closed() => false,
-            () = hub.shutdown.cancelled() => false,
+            () = hub.shutdown().cancelled() => false,
         };
         if !alive {
             return;

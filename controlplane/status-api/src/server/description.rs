@@ -40,7 +40,7 @@ pub(super) fn description(
     let nodes: Vec<_> = nodes.collect();
     pb::ServiceDescription {
         findings: findings_of(name, detail, isolated, &nodes),
-        ports: detail.ports.iter().map(|view| service(&hub.store, view)).collect(),
+        ports: detail.ports.iter().map(|view| service(hub.store(), view)).collect(),
         nodes: nodes
             .into_iter()
             .map(|(facts, service_on_node)| pb::NodeServiceStatus {

@@ -11,7 +11,7 @@ use kplane_agents::hub::Hub;
 use kplane_agents::identity::{Caller, Right, spawn_watch};
 use kplane_agents::streams::Attendance;
 use kplane_desired_state::freshness::Freshness;
-use kplane_desired_state::publish::{Cursor, Head, Piece, PieceEnd, Way};
+use kplane_desired_state::publish::{Cursor, Head, Piece, PieceEnd, Store, Way};
 use kplane_desired_state::trust::Trust;
 use kplane_model::Digest;
 use kplane_proto::v1 as pb;
@@ -61,18 +61,18 @@ impl pb::desired_state_service_server::DesiredStateService for DesiredServer {
             let right = Right::ReadDesired(request.node_name.clone());
             caller.may(&right).await?;
         }
-        if self.hub.store.head().borrow().synced {
+        if self.hub.store().head().borrow().synced {
             must_be_known(&self.hub, &request.node_name)?;
         }
         // Requests in the same process are free.
         if let Some(caller) = &caller {
-            let objects = self.hub.summary().borrow().totals.services;
+            let objects = self.hub.index().summary().borrow().totals.services;
             caller.charge(u32::try_from(objects / OBJECTS_FOR_ONE + 1).unwrap_or(u32::MAX))?;
         }
         let (outbox, stream) = mpsc::channel(1);
         let (hub, last) = (Arc::clone(&self.hub), outbox.clone());
         let watch = async move {
-            let feed = NodeFeed::new(&hub, request);
+            let feed = NodeFeed::new(hub.store(), request);
             follow(hub, feed, outbox).await;
         };
         spawn_watch(caller, last, watch)?;
@@ -93,7 +93,7 @@ fn must_fit(name: &str) -> Result<(), Status> {
 
 /// Refuses a name that neither a Node nor an agent has.
 fn must_be_known(hub: &Hub, node: &str) -> Result<(), Status> {
-    if hub.store.knows(node) || hub.fleet.record(node).is_some() {
+    if hub.store().knows(node) || hub.agents().record(node).is_some() {
         return Ok(());
     }
     Err(Status::not_found(format!(
@@ -119,9 +119,9 @@ struct NodeFeed {
 }
 
 impl NodeFeed {
-    fn new(hub: &Arc<Hub>, request: pb::WatchNodeRequest) -> Self {
+    fn new(store: &Arc<Store>, request: pb::WatchNodeRequest) -> Self {
         Self {
-            _attendance: Attendance::begin(&hub.store, &request.node_name.as_str().into()),
+            _attendance: Attendance::begin(store, &request.node_name.as_str().into()),
             node: request.node_name,
             resume: Some(request.resume),
             cursor: Cursor::at(0),
@@ -135,7 +135,7 @@ impl NodeFeed {
     /// Finds the shortest way from the state that the client holds to the desired state.
     fn begin(&mut self, hub: &Hub, token: Option<&pb::ResumeToken>) -> Result<(), Status> {
         must_be_known(hub, &self.node)?;
-        let store = &hub.store;
+        let store = hub.store();
         let newest = store.head().borrow().revision;
         let usable = token.filter(|token| token.schema == kplane_proto::DIGEST_SCHEMA);
         let resumed = usable.and_then(|token| {
@@ -152,26 +152,26 @@ impl NodeFeed {
             Some((cursor, since)) => {
                 (self.cursor, self.since, self.snapshot) = (cursor, since, false);
             }
-            None => self.restart(hub),
+            None => self.restart(hub.store()),
         }
         Ok(())
     }
 
     /// Returns the next piece, of a new snapshot if deletions that the client lacks may be forgotten.
-    fn collect(&mut self, hub: &Hub) -> Piece {
+    fn collect(&mut self, store: &Store) -> Piece {
         loop {
-            let piece = hub.store.collect(&self.node, &mut self.cursor);
+            let piece = store.collect(&self.node, &mut self.cursor);
             // Asked afterwards, so that nothing was forgotten before the piece was read.
-            if !hub.store.forgot_after(self.since) {
+            if !store.forgot_after(self.since) {
                 return piece;
             }
-            self.restart(hub);
+            self.restart(store);
         }
     }
 
-    fn restart(&mut self, hub: &Hub) {
+    fn restart(&mut self, store: &Store) {
         self.cursor = Cursor::at(0);
-        self.since = hub.store.head().borrow().revision;
+        self.since = store.head().borrow().revision;
         self.snapshot = true;
     }
 
@@ -187,7 +187,7 @@ impl NodeFeed {
         if let Some(end) = piece.end {
             message.revision = end.revision;
             message.complete = true;
-            message.resume = Some(resume_token(hub, &end));
+            message.resume = Some(resume_token(hub.store(), &end));
             message.source = Some(source_state(hub, &end.trust, &end.freshness));
             message.changed_at_ms = end.changed_at.map_or(0, millis);
         }
@@ -210,7 +210,7 @@ impl NodeFeed {
         if let Some(token) = self.resume.take() {
             self.begin(hub, token.as_ref())?;
         }
-        let piece = self.collect(hub);
+        let piece = self.collect(hub.store());
         let is_empty = piece.objects.is_empty() && piece.deleted.is_empty();
         let was_torn = std::mem::replace(&mut self.torn, piece.end.is_none());
         let trust_reported = self.trust_reported;
@@ -229,10 +229,10 @@ impl NodeFeed {
     }
 }
 
-fn resume_token(hub: &Hub, end: &PieceEnd) -> pb::ResumeToken {
+fn resume_token(store: &Store, end: &PieceEnd) -> pb::ResumeToken {
     pb::ResumeToken {
         schema: kplane_proto::DIGEST_SCHEMA,
-        epoch: hub.store.epoch(),
+        epoch: store.epoch(),
         revision: end.revision,
         digest: end.digest.to_bytes().to_vec(),
     }
@@ -244,12 +244,12 @@ async fn follow(
     mut feed: NodeFeed,
     outbox: mpsc::Sender<Result<pb::DesiredState, Status>>,
 ) {
-    let mut head = hub.store.head();
+    let mut head = hub.store().head();
     let mut beat = Instant::now() + HEARTBEAT;
     loop {
         let long_quiet = tokio::select! {
             biased;
-            () = hub.shutdown.cancelled() => return,
+            () = hub.shutdown().cancelled() => return,
             () = outbox.closed() => return,
             changed = head.wait_for(|head| head.synced && feed.is_behind(head)) => match changed {
                 Ok(_) => false,
@@ -258,7 +258,7 @@ async fn follow(
             () = sleep_until(beat) => true,
         };
         let permit = tokio::select! {
-            () = hub.shutdown.cancelled() => return,
+            () = hub.shutdown().cancelled() => return,
             permit = outbox.reserve() => permit,
         };
         let Ok(permit) = permit else { return };
@@ -282,14 +282,14 @@ async fn follow(
 fn source_state(hub: &Hub, trust: &Trust, freshness: &Freshness) -> pb::SourceState {
     let age = hub.upstream_age();
     pb::SourceState {
-        epoch: hub.store.epoch(),
+        epoch: hub.store().epoch(),
         read: true,
         confidence: confidence(trust).into(),
         doubt: trust.doubt().to_owned(),
         upstream_age_ms: u64::try_from(age.as_millis()).unwrap_or(u64::MAX),
         freshness: freshness.news(&Freshness::default()),
-        cluster_id: hub.upstream.cluster_id().to_owned(),
-        names_nodes: hub.names_are_nodes(),
+        cluster_id: hub.upstream().cluster_id().to_owned(),
+        names_nodes: hub.replica().names_are_nodes(),
     }
 }
 
@@ -297,7 +297,7 @@ fn source_state(hub: &Hub, trust: &Trust, freshness: &Freshness) -> pb::SourceSt
 fn waiting(hub: &Hub) -> pb::DesiredState {
     let source = pb::SourceState {
         read: false,
-        ..source_state(hub, &hub.store.trust(), &Freshness::default())
+        ..source_state(hub, &hub.store().trust(), &Freshness::default())
     };
     pb::DesiredState {
         source: Some(source),

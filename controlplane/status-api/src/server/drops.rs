@@ -7,7 +7,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use kplane_agents::hub::Hub;
+use kplane_agents::hub::{Hub, IndexHandle};
 use kplane_agents::node_query::Timeouts;
 use kplane_agents::peers::Peers;
 use kplane_model::{Direction, NodeName, PodName, Protocol, TierAction, parse_ip};
@@ -92,7 +92,7 @@ pub(super) async fn ask(
     let wanted = Wanted { namespace, pod };
     let node = match (wanted.pod.as_str(), node.is_empty()) {
         ("", _) | (_, false) => node,
-        _ => node_of(hub, &wanted).await?.to_string(),
+        _ => node_of(hub.index(), &wanted).await?.to_string(),
     };
     let question = pb::DenialsQuestion {
         follower,
@@ -104,7 +104,9 @@ pub(super) async fn ask(
     let reported = parts.reported.into_iter();
     let reported: Vec<(NodeName, pb::Denials)> =
         reported.map(|(node, of)| (node.clone(), of.clone())).collect();
-    let named = ask_index(hub, move |policies, _| name(policies, &reported, &wanted));
+    let named = ask_index(hub.index(), move |policies, _| {
+        name(policies, &reported, &wanted)
+    });
     let pb::DropsAnswer {
         pods,
         more,
@@ -128,10 +130,10 @@ fn inspect(question: pb::DenialsQuestion) -> pb::Inspect {
     }
 }
 
-async fn node_of(hub: &Hub, wanted: &Wanted) -> Result<NodeName, Status> {
+async fn node_of(index: &IndexHandle, wanted: &Wanted) -> Result<NodeName, Status> {
     let pod = PodName::new(&wanted.namespace, &wanted.pod);
     let unknown = no_pod(&pod);
-    let found = ask_index(hub, move |policies, _| policies.node_of(&pod).cloned());
+    let found = ask_index(index, move |policies, _| policies.node_of(&pod).cloned());
     found.await?.ok_or(unknown)
 }
 
@@ -323,7 +325,7 @@ pub(super) async fn denied(
     });
     let (counted, names) = (counted.collect::<Vec<_>>(), pods.keys().cloned());
     let names: BTreeSet<_> = names.collect();
-    let packets = ask_index(agents.hub, move |policies, _| {
+    let packets = ask_index(agents.hub.index(), move |policies, _| {
         let its = counted.iter().filter(|(address, _)| {
             let pod = policies.pod_at(*address);
             pod.is_some_and(|pod| names.contains(pod))

@@ -18,9 +18,9 @@ use tonic::Status;
 
 use self::names::Named;
 pub(super) use self::names::{Names, endpoint_names};
-use super::policy_index::no_pod;
+use super::policy_index::{ask_if_enforced, no_pod};
 use super::request::{MAX_NAME, detail_for, unknown_node};
-use super::{affinity, closing, node_query};
+use super::{affinity, node_query};
 
 /// Maximum number of ServicePorts in a question.
 const PORTS: usize = 32;
@@ -134,8 +134,8 @@ fn fitting(flows: impl Iterator<Item = (pb::NodeFlow, u64)>) -> (Vec<pb::NodeFlo
 /// agents.
 pub(super) fn share(hub: &Hub, peers: Option<&Peers>) -> usize {
     let replicas = peers.map_or(0, Peers::known) + 1;
-    let agents = hub.fleet.agents().saturating_mul(replicas);
-    let agents = agents.max(hub.store.nodes().len()).max(1);
+    let agents = hub.agents().count().saturating_mul(replicas);
+    let agents = agents.max(hub.store().nodes().len()).max(1);
     (OF_ALL / agents).clamp(LEAST, OF_AGENT)
 }
 
@@ -245,14 +245,16 @@ async fn clients_of(hub: &Hub, from: End) -> Result<Option<HashSet<IpAddr>>, Sta
         End::Any | End::Outside => return Ok(None),
         End::Address(ip) => [ip].into(),
         End::Node(name) => {
-            let nodes = hub.store.nodes();
+            let nodes = hub.store().nodes();
             let node = nodes.get(&*name).ok_or_else(|| unknown_node(&name))?;
             node.addresses.iter().copied().collect()
         }
         End::Pod(pod) => {
             let unknown = no_pod(&pod);
-            let found = hub.policies(move |policies, _| policies.addresses_of(&pod).collect());
-            let found: Option<HashSet<IpAddr>> = found.await.map_err(closing)?;
+            let found = ask_if_enforced(hub.index(), move |policies, _| {
+                policies.addresses_of(&pod).collect::<HashSet<IpAddr>>()
+            });
+            let found = found.await?;
             let found = found.ok_or_else(|| Status::failed_precondition(NO_PODS))?;
             if found.is_empty() {
                 return Err(unknown);

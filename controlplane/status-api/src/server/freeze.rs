@@ -1,5 +1,6 @@
 //! `Freeze`: an operator freezes nodes, or thaws them.
 
+use kplane_desired_state::publish::Store;
 use std::time::SystemTime;
 
 use kplane_agents::hub::Hub;
@@ -33,7 +34,7 @@ pub(super) async fn freeze(
         at_ms: millis(SystemTime::now()),
         reason: request.reason.clone(),
     };
-    let changed = hub.orders.order(&wish).await;
+    let changed = hub.overrides().order(&wish).await;
     changed.map_err(|why| refusal(&why))?;
     let what = if request.thaw { "thawed" } else { "froze" };
     let whom = match request.all {
@@ -55,7 +56,7 @@ pub(super) async fn freeze(
 fn frozen(hub: &Hub) -> usize {
     let snapshot = Snapshot::now(hub);
     let all = snapshot.nodes();
-    all.filter(|(name, ..)| hub.orders.frozen(name).is_some()).count()
+    all.filter(|(name, ..)| hub.overrides().frozen(name).is_some()).count()
 }
 
 /// Returns the answer to an order that is not in force, or perhaps is.
@@ -96,7 +97,7 @@ fn check(hub: &Hub, request: &pb::FreezeRequest) -> Result<Vec<String>, Status> 
     }
     let mut nodes = match request.zone.as_str() {
         "" => request.nodes.clone(),
-        zone => in_zone(hub, zone)?,
+        zone => in_zone(hub.store(), zone)?,
     };
     nodes.sort();
     nodes.dedup();
@@ -121,8 +122,8 @@ fn check(hub: &Hub, request: &pb::FreezeRequest) -> Result<Vec<String>, Status> 
     Ok(nodes)
 }
 
-fn in_zone(hub: &Hub, zone: &str) -> Result<Vec<String>, Status> {
-    let nodes = hub.store.nodes().into_iter();
+fn in_zone(store: &Store, zone: &str) -> Result<Vec<String>, Status> {
+    let nodes = store.nodes().into_iter();
     let its = nodes.filter(|(_, facts)| facts.known && facts.zone.as_deref() == Some(zone));
     let names: Vec<String> = its.map(|(name, _)| name.to_string()).collect();
     match names.is_empty() {

@@ -6,7 +6,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use kplane_agents::fleet::label;
-use kplane_agents::hub::Hub;
+use kplane_agents::hub::{Hub, IndexHandle};
 use kplane_agents::peers::Peers;
 use kplane_desired_state::index::Selection;
 use kplane_model::{Family, NodeName, ServiceKey, ServiceName, parse_ip, proxy_address};
@@ -16,8 +16,8 @@ use prost::Message as _;
 use tonic::Status;
 
 use super::flows::{BYTES, Names, endpoint_names, share};
+use super::node_query;
 use super::request::{MAX_NAME, bounded_names};
-use super::{closing, node_query};
 
 /// Maximum number of Services in a question.
 const SERVICES: usize = 32;
@@ -64,7 +64,7 @@ pub(super) async fn ask(
     let edges = sums.largest();
     let clients = edges.iter().filter_map(|(key, _)| key.client);
     let names = Names::of(hub, clients).await?;
-    let endpoints = endpoints(hub, &edges).await?;
+    let endpoints = endpoints(hub.index(), &edges).await?;
     let mut answer = Builder {
         ages: std::mem::take(&mut sums.ages),
         ..Builder::default()
@@ -214,7 +214,10 @@ fn read(edge: &pb::Edge, ports: &[Option<ServiceKey>]) -> Option<EdgeId> {
 type Endpoints = HashMap<(ServiceKey, SocketAddr), (String, String)>;
 
 /// Looks up the endpoints of edges.
-async fn endpoints(hub: &Hub, edges: &[(EdgeId, pb::GraphEdge)]) -> Result<Endpoints, Status> {
+async fn endpoints(
+    index: &IndexHandle,
+    edges: &[(EdgeId, pb::GraphEdge)],
+) -> Result<Endpoints, Status> {
     let services: BTreeSet<&ServiceName> = edges.iter().map(|(id, _)| &id.port.service).collect();
     let services: Vec<ServiceName> = services.into_iter().cloned().collect();
     let known: HashSet<_> = edges.iter().map(|(id, _)| (&id.port, id.endpoint)).collect();
@@ -225,7 +228,8 @@ async fn endpoints(hub: &Hub, edges: &[(EdgeId, pb::GraphEdge)]) -> Result<Endpo
             ..Selection::default()
         };
         loop {
-            let page = hub.ports(selection.clone()).await.map_err(closing)?;
+            let wanted = selection.clone();
+            let page = index.look(move |index| index.ports(&wanted)).await?;
             for view in &page.ports {
                 let key = &view.port.key;
                 for endpoint in &view.endpoints {

@@ -72,10 +72,11 @@ pub(super) fn lag(
 ) -> Option<Lag> {
     let Some(record) = record else {
         let reason = "no agent has connected for this node";
-        return Some(Lag::new(LagState::NoAgent, hub.started_at, reason));
+        let since = hub.replica().started_at;
+        return Some(Lag::new(LagState::NoAgent, since, reason));
     };
     let not_connected = |reason: &str| Lag::new(LagState::Disconnected, record.since, reason);
-    let Some(report) = report_of(&hub.store, Some(record)) else {
+    let Some(report) = report_of(hub.store(), Some(record)) else {
         let reason = "the agent has not reported to this control plane yet";
         return Some(if record.connected {
             Lag::new(LagState::Behind, record.since, reason)
@@ -105,7 +106,7 @@ pub(super) fn lag(
             reason: format!("{behind}; {}", family.error),
         },
         (true, None) => {
-            let since = hub.store.changed_after(report.applied_revision);
+            let since = hub.store().changed_after(report.applied_revision);
             Lag::new(LagState::Behind, since.unwrap_or(record.since), behind)
         }
     })
@@ -117,7 +118,7 @@ pub(super) fn lag_of_unknown(
     name: &ServiceName,
     record: Option<&AgentRecord>,
 ) -> Option<Lag> {
-    let held = report_of(&hub.store, record).and_then(|report| report.held.as_ref());
+    let held = report_of(hub.store(), record).and_then(|report| report.held.as_ref());
     let holds = held.map(|held| Lag {
         state: LagState::Holding,
         since_ms: record.map_or(0, |record| record.local_ms(held.since_ms)),

@@ -36,10 +36,10 @@ pub(super) async fn probe(hub: &Hub, peers: Option<&Peers>) -> pb::ProbeReport {
         neighbours: true,
         ..pb::ProbeReport::default()
     };
-    if hub.suspects.mode() == Mode::Off {
+    if hub.suspects().mode() == Mode::Off {
         return report;
     }
-    let (facts, others) = (hub.store.nodes(), node_query::others(peers).await);
+    let (facts, others) = (hub.store().nodes(), node_query::others(peers).await);
     let snapshot = Snapshot::with(hub, &others);
     let connected = snapshot.nodes().filter(|(_, node)| node.is_connected());
     let known = connected.filter_map(|(node, _)| facts.get_key_value(node));

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::StreamExt as _;
-use kplane_agents::fleet::Fleet;
+use kplane_agents::fleet::AgentRegistry;
 use kplane_agents::hub::Hub;
 use kplane_agents::node_query::{self, Reply, Timeouts};
 use kplane_agents::peers::{Collected, Peers};
@@ -152,7 +152,7 @@ impl Agents<'_> {
                 None => Vec::new(),
             }
         };
-        let here = node_query::ask(&self.hub.fleet, here, timeouts).collect::<Vec<_>>();
+        let here = node_query::ask(self.hub.agents(), here, timeouts).collect::<Vec<_>>();
         let (here, there) = tokio::join!(here, there);
         nodes.extend(here.into_iter().chain(there));
         nodes.sort_unstable_by(|a, b| a.node.cmp(&b.node));
@@ -162,7 +162,7 @@ impl Agents<'_> {
 
 /// Asks agents for another replica.
 pub(super) async fn answer_replica(
-    fleet: &Fleet,
+    fleet: &AgentRegistry,
     request: pb::AskRequest,
     outbox: &mpsc::Sender<Result<pb::AskedNode, Status>>,
 ) {

@@ -36,7 +36,7 @@ pub(super) fn on_node(
 ) -> Result<OnNode, Status> {
     let snapshot = Snapshot::with(hub, others);
     let mut followed = Followed::new(service.clone());
-    hub.store.follow(&mut followed);
+    hub.store().follow(&mut followed);
     let standings = Standings::new(hub, &followed, others);
     let mut nodes = snapshot.nodes();
     let found = match wanted {

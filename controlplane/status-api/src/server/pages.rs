@@ -119,7 +119,7 @@ impl<'a> Snapshot<'a> {
     /// Returns what all replicas know. Of several that know an agent, the one with the newest connection counts.
     pub(super) fn with(hub: &'a Hub, others: &'a Collected) -> Self {
         let mut nodes = BTreeMap::<NodeName, Node<'a>>::new();
-        for (name, record) in hub.fleet.records() {
+        for (name, record) in hub.agents().records() {
             nodes.entry(name).or_default().record = Some(record);
         }
         for answer in &others.answers {
@@ -131,7 +131,7 @@ impl<'a> Snapshot<'a> {
                 }
             }
         }
-        let all: Vec<_> = hub.store.nodes().into_iter().collect();
+        let all: Vec<_> = hub.store().nodes().into_iter().collect();
         let called = nodes_are_called(hub, &all);
         for (name, facts) in all {
             // A deleted node without an agent is left out.
@@ -237,7 +237,7 @@ impl<'a> Snapshot<'a> {
             return status.state();
         }
         let stranger = self.stranger(node.facts.as_deref());
-        let wanted = self.hub.store.wanted(name);
+        let wanted = self.hub.store().wanted(name);
         node_state(self.hub, name, node.record.as_deref(), wanted, stranger).state
     }
 
@@ -263,7 +263,8 @@ fn nodes_are_called(hub: &Hub, facts: &[(NodeName, Arc<NodeFacts>)]) -> Option<S
     const EVERYTHING: usize = 5;
     let known = facts.iter().filter(|(_, node)| node.known);
     let names: Vec<&str> = known.map(|(name, _)| &**name).collect();
-    if !hub.store.head().borrow().synced || (names.is_empty() && !hub.names_are_nodes()) {
+    if !hub.store().head().borrow().synced || (names.is_empty() && !hub.replica().names_are_nodes())
+    {
         return None;
     }
     let announced = names.iter().take(EVERYTHING).copied().collect::<Vec<_>>();
@@ -382,7 +383,7 @@ pub fn census(hub: &Hub) -> Census {
     for (name, node) in snapshot.nodes() {
         let stranger = snapshot.stranger(node.facts.as_deref());
         let record = node.record.as_deref();
-        let wanted = hub.store.wanted(name);
+        let wanted = hub.store().wanted(name);
         let state = node_state(hub, name, record, wanted, stranger).state;
         *states.entry(name_of(state)).or_default() += 1;
         let record = record.filter(|record| record.connected);
@@ -399,7 +400,7 @@ pub fn census(hub: &Hub) -> Census {
             }
         }
         if let Some(record) = record.filter(|_| state != pb::NodeState::Frozen) {
-            lags.add(lag(&hub.store, record, wanted, now));
+            lags.add(lag(hub.store(), record, wanted, now));
         }
     }
     Census {

@@ -64,7 +64,7 @@ impl PeerServer {
         tell: impl FnOnce(Arc<Hub>, Outbox<T>) -> F,
     ) -> Streamed<T> {
         let (outbox, stream) = mpsc::channel(AHEAD);
-        let shutdown = self.hub.shutdown.clone();
+        let shutdown = self.hub.shutdown().clone();
         let announcing = tell(Arc::clone(&self.hub), outbox.clone());
         tokio::spawn(async move {
             tokio::select! {
@@ -118,7 +118,7 @@ impl PeerService for PeerServer {
         let service = service.ok_or_else(|| Status::invalid_argument("no Service is named"))?;
         let nodes = match request.destination {
             Some(_) => vec![request.node.as_str().into()],
-            None => self.hub.fleet.with_servers(),
+            None => self.hub.agents().with_servers(),
         };
         let question = Arc::new(pb::Inspect {
             destination: request.destination,
@@ -128,7 +128,7 @@ impl PeerService for PeerServer {
         Ok(self.stream(permit, |hub, outbox| async move {
             let nodes = nodes.into_iter().map(|node| (node, Arc::clone(&question)));
             let answers =
-                kplane_agents::node_query::ask(&hub.fleet, nodes.collect(), node_query::SERVICE);
+                kplane_agents::node_query::ask(hub.agents(), nodes.collect(), node_query::SERVICE);
             let mut answers = std::pin::pin!(answers);
             while let Some(heard) = answers.next().await {
                 let answer = inspected(&question, &service, heard);
@@ -151,7 +151,7 @@ impl PeerService for PeerServer {
         let permit = self.begin()?;
         let request = request.into_inner();
         Ok(self.stream(permit, |hub, outbox| async move {
-            node_query::answer_replica(&hub.fleet, request, &outbox).await;
+            node_query::answer_replica(hub.agents(), request, &outbox).await;
         }))
     }
 }
@@ -201,14 +201,14 @@ async fn tell(
     let state = state(hub);
     let services = services.into_iter().map(|name| {
         let mut followed = Followed::new(name);
-        hub.store.follow(&mut followed);
+        hub.store().follow(&mut followed);
         followed
     });
     let services: Vec<_> = services.collect();
     let unchanged = state == request.seen;
     let replica = replica(hub, &services, state, unchanged);
     let send = async |kind| outbox.send(Ok(pb::Collected { kind: Some(kind) })).await.is_ok();
-    if !send(Kind::Replica(replica)).await || unchanged || request.from == hub.store.epoch() {
+    if !send(Kind::Replica(replica)).await || unchanged || request.from == hub.store().epoch() {
         return;
     }
     let snapshot = Snapshot::now(hub);
@@ -242,8 +242,8 @@ async fn tell(
 /// Returns a number that changes with everything in an answer. Time alone does not change it.
 fn state(hub: &Hub) -> u64 {
     let mut hasher = DefaultHasher::new();
-    let head = *hub.store.head().borrow();
-    let agents = *hub.fleet.changes().borrow();
+    let head = *hub.store().head().borrow();
+    let agents = *hub.agents().changes().borrow();
     (head.revision, head.synced, head.trust, agents).hash(&mut hasher);
     hasher.finish().max(1)
 }
@@ -251,21 +251,21 @@ fn state(hub: &Hub) -> u64 {
 fn replica(hub: &Hub, services: &[Followed], state: u64, unchanged: bool) -> pb::PeerReplica {
     let agents = match unchanged {
         true => Vec::new(),
-        false => hub.fleet.records().into_keys().collect(),
+        false => hub.agents().records().into_keys().collect(),
     };
     let published = services.iter().map(|followed| {
-        let wanted = agents.iter().map(|node| hub.store.wanted_of_service(node, followed));
+        let wanted = agents.iter().map(|node| hub.store().wanted_of_service(node, followed));
         pb::PublishedService {
-            digest: hub.store.digest_of_service(followed).to_bytes().to_vec(),
+            digest: hub.store().digest_of_service(followed).to_bytes().to_vec(),
             durations: durations(hub, wanted.max().unwrap_or(0)).map(|all| all.to_wire()),
         }
     });
     pb::PeerReplica {
-        epoch: hub.store.epoch(),
+        epoch: hub.store().epoch(),
         now_ms: super::millis(SystemTime::now()),
         services: published.collect(),
         state,
         unchanged,
-        enforcement: hub.store.enforcement().into(),
+        enforcement: hub.store().enforcement().into(),
     }
 }

@@ -9,7 +9,7 @@ mod sender;
 mod ways;
 mod words;
 
-use kplane_agents::hub::Hub;
+use kplane_agents::hub::{Hub, IndexHandle};
 use kplane_agents::peers::Peers;
 use kplane_desired_state::k8s::Kind;
 use kplane_model::{
@@ -57,7 +57,7 @@ pub(super) async fn list(
         0 => usize::MAX,
         most => usize::try_from(most).unwrap_or(usize::MAX),
     };
-    ask(hub, move |policies, _| {
+    ask(hub.index(), move |policies, _| {
         let namespace = request.namespace;
         let wanted = |of: &pb::PolicySummary| {
             let name = PolicyName::new(&of.namespace, &of.name);
@@ -132,7 +132,7 @@ pub(super) async fn describe(
     bounded_names(&[&request.namespace, &request.name])?;
     if request.namespace.is_empty() {
         let name = request.name.clone();
-        if let Some(described) = describe_tier(hub, name).await? {
+        if let Some(described) = describe_tier(hub.index(), name).await? {
             return Ok(described);
         }
     }
@@ -144,7 +144,7 @@ pub(super) async fn describe(
     let unknown = Status::not_found(format!(
         "no NetworkPolicy {name} is known: kpctl get policies lists them"
     ));
-    let found = ask(hub, move |policies, issues| {
+    let found = ask(hub.index(), move |policies, issues| {
         let facts = policies.policy(&name)?;
         let its = (Kind::NetworkPolicy, &*name.namespace, &*name.name);
         let mut issues = issues_of(its, issues());
@@ -152,7 +152,7 @@ pub(super) async fn describe(
         Some((facts, issues))
     });
     let (facts, mut issues) = found.await?.ok_or(unknown)?;
-    issues.extend(doubts::masqueraded(hub, &facts.policy).await?);
+    issues.extend(doubts::masqueraded(hub.index(), &facts.policy).await?);
     let policy = &facts.policy;
     let [ingress, egress] = Direction::ALL.map(|direction| rules(policy, direction));
     let all = [ingress, egress].map(<[Rule]>::len);
@@ -186,8 +186,11 @@ fn issues_of((kind, namespace, name): (Kind, &str, &str), mut issues: Vec<Issue>
 }
 
 /// Returns one ClusterNetworkPolicy, if there is one of this name.
-async fn describe_tier(hub: &Hub, name: String) -> Result<Option<pb::PolicyDescription>, Status> {
-    let found = ask(hub, move |policies, issues| {
+async fn describe_tier(
+    index: &IndexHandle,
+    name: String,
+) -> Result<Option<pb::PolicyDescription>, Status> {
+    let found = ask(index, move |policies, issues| {
         let facts = policies.cluster_policy(&name)?;
         let its = (Kind::ClusterNetworkPolicy, "", &*name);
         Some((facts, issues_of(its, issues())))
@@ -241,8 +244,8 @@ pub(super) async fn judge(
     request: &pb::JudgeConnectionRequest,
 ) -> Result<pb::ConnectionJudgement, Status> {
     let asked = Connection::new(request)?;
-    let nodes = hub.store.nodes();
-    let judged = ask(hub, move |policies, _| {
+    let nodes = hub.store().nodes();
+    let judged = ask(hub.index(), move |policies, _| {
         let judged = asked.judge(policies, &nodes)?;
         Ok::<_, Status>((judged, asked.pods(policies)))
     });

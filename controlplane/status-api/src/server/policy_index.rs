@@ -2,12 +2,10 @@
 
 use std::net::IpAddr;
 
-use kplane_agents::hub::Hub;
+use kplane_agents::hub::IndexHandle;
 use kplane_model::{Issue, NodeName, PodName};
 use kplane_policy::Policies;
 use tonic::Status;
-
-use super::closing;
 
 /// The answer of a control plane without policies.
 const NOT_ENFORCED: &str = "nodes enforce no NetworkPolicies of this control plane: update all agents, then start it with \
@@ -15,19 +13,24 @@ const NOT_ENFORCED: &str = "nodes enforce no NetworkPolicies of this control pla
 
 /// Returns what the index answers.
 pub(super) async fn ask<T: Send + 'static>(
-    hub: &Hub,
+    index: &IndexHandle,
     answer: impl FnOnce(&Policies, &dyn Fn() -> Vec<Issue>) -> T + Send + 'static,
 ) -> Result<T, Status> {
-    let answer = ask_if_enforced(hub, answer).await?;
+    let answer = ask_if_enforced(index, answer).await?;
     answer.ok_or_else(|| Status::failed_precondition(NOT_ENFORCED))
 }
 
-/// Returns what the index answers; `None` if nodes enforce no policies.
+/// Returns what the index answers; `None` if nodes enforce no policies. The second argument of `answer` are the index's
+/// issues, worked out if they are called for.
 pub(super) async fn ask_if_enforced<T: Send + 'static>(
-    hub: &Hub,
+    index: &IndexHandle,
     answer: impl FnOnce(&Policies, &dyn Fn() -> Vec<Issue>) -> T + Send + 'static,
 ) -> Result<Option<T>, Status> {
-    hub.policies(answer).await.map_err(closing)
+    let answered = index.look(|index| {
+        let policies = index.policies()?;
+        Some(answer(policies, &|| index.issues()))
+    });
+    Ok(answered.await?)
 }
 
 /// Returns a Pod's node and the addresses that are its own.
@@ -35,11 +38,11 @@ pub(super) async fn ask_if_enforced<T: Send + 'static>(
 /// # Errors
 /// The outer `None`: nodes enforce no policies, so no Pods are known. The inner one: this Pod is not known.
 pub(super) async fn place_of(
-    hub: &Hub,
+    index: &IndexHandle,
     pod: &PodName,
 ) -> Result<Option<Option<(NodeName, Vec<IpAddr>)>>, Status> {
     let of = pod.clone();
-    ask_if_enforced(hub, move |policies, _| {
+    ask_if_enforced(index, move |policies, _| {
         let node = policies.node_of(&of)?.clone();
         Some((node, policies.addresses_of(&of).collect()))
     })

@@ -23,7 +23,7 @@ use kplane_agents::hub::{Closing, Hub};
 use kplane_agents::peers::{Collected, Peers};
 use kplane_agents::prestop::Leaving;
 use kplane_desired_state::index::PodEndpoints;
-use kplane_desired_state::publish::Followed;
+use kplane_desired_state::publish::{Followed, Store};
 use kplane_model::select::Lead;
 use kplane_model::{NodeName, ServiceName};
 use kplane_proto::v1 as pb;
@@ -52,7 +52,7 @@ const SERVICES: usize = 16;
 
 /// Answers questions until the control plane ends.
 pub async fn serve(hub: Arc<Hub>, peers: Option<Arc<Peers>>) {
-    let Some(mut questions) = hub.departures.take_questions() else {
+    let Some(mut questions) = hub.streams().departures.take_questions() else {
         return;
     };
     while let Some(leaving) = questions.recv().await {
@@ -99,7 +99,7 @@ impl Depart {
         let _ = answer.send(outcome);
         if !depart.pod.services.is_empty() {
             let departure = depart.departure(address, &node, began.elapsed(), (outcome, reason));
-            depart.hub.departures.note(departure);
+            depart.hub.streams().departures.note(departure);
         }
     }
 
@@ -110,9 +110,10 @@ impl Depart {
         peers: Option<&Arc<Peers>>,
         (node, addresses, port): (NodeName, Vec<IpAddr>, u16),
     ) -> Option<Self> {
-        let mut head = hub.store.head();
+        let mut head = hub.store().head();
         head.wait_for(|head| head.synced).await.ok()?;
-        let pod = hub.look(move |index| index.pod_at(&node, &addresses, port)).await.ok()?;
+        let pod = hub.index().look(move |index| index.pod_at(&node, &addresses, port));
+        let pod = pod.await.ok()?;
         let mut followed = Vec::new();
         for service in &pod.services {
             let others = Others::follow(peers, Some(service.clone())).await.ok()?;
@@ -130,9 +131,9 @@ impl Depart {
 
     /// Waits until nothing is missing, or a Pod that is not terminating has waited for long enough.
     async fn over(&mut self, has_peers: bool) -> Result<(), Closing> {
-        let mut agents = self.hub.fleet.changes();
-        let mut changes = self.hub.summary();
-        let mut suspects = self.hub.suspects.changes();
+        let mut agents = self.hub.agents().changes();
+        let mut changes = self.hub.index().summary();
+        let mut suspects = self.hub.suspects().changes();
         let mut is_new = true;
         loop {
             let began = Instant::now();
@@ -170,20 +171,18 @@ impl Depart {
 
     /// Looks whether rules still lead to the Pod.
     async fn look_at_source(&mut self) -> Result<(), Closing> {
-        if !self.hub.store.head().borrow().synced {
+        if !self.hub.store().head().borrow().synced {
             return Ok(());
         }
-        let (pod, store) = (self.pod.clone(), Arc::clone(&self.hub.store));
-        let (leads, is_terminating, revision) = self
-            .hub
-            .look(move |index| {
-                let services = pod.services.iter();
-                let leads = services.map(|service| (service.clone(), index.lead(service, &pod)));
-                let leads: Vec<(ServiceName, Option<Lead>)> = leads.collect();
-                let revision = store.head().borrow().revision;
-                (leads, index.is_terminating(&pod), revision)
-            })
-            .await?;
+        let (pod, store) = (self.pod.clone(), Arc::clone(self.hub.store()));
+        let looked = self.hub.index().look(move |index| {
+            let services = pod.services.iter();
+            let leads = services.map(|service| (service.clone(), index.lead(service, &pod)));
+            let leads: Vec<(ServiceName, Option<Lead>)> = leads.collect();
+            let revision = store.head().borrow().revision;
+            (leads, index.is_terminating(&pod), revision)
+        });
+        let (leads, is_terminating, revision) = looked.await?;
         self.is_serving = !is_terminating && leads.iter().any(|(_, lead)| lead.is_some());
         for (service, lead) in leads {
             self.wait.led(&service, lead, revision);
@@ -194,12 +193,12 @@ impl Depart {
     /// Looks which nodes have confirmed.
     fn look_at_nodes(&mut self) {
         let (hub, open) = (&*self.hub, self.wait.open());
-        let suspects = hub.suspects.now();
+        let suspects = hub.suspects().now();
         for (followed, others) in &mut self.followed {
             if !open.contains(followed.service()) {
                 continue;
             }
-            hub.store.follow(followed);
+            hub.store().follow(followed);
             let others = others.latest();
             let snapshot = Snapshot::with(hub, &others);
             let standings = Standings::new(hub, followed, &others);
@@ -213,7 +212,7 @@ impl Depart {
                 // A dead node, or one whose agent and Node object are gone, leads nowhere.
                 suspects.nodes.contains_key(name)
                     || snapshot.node(name).is_none_or(|node| match node.elsewhere {
-                        None => holds(hub, followed, (name, node), revision),
+                        None => holds(hub.store(), followed, (name, node), revision),
                         Some(_) => standings.of(name, node).lag.is_none(),
                     })
             });
@@ -248,19 +247,19 @@ impl Depart {
 /// answer or on its way to this one, which has just started.
 fn is_in_reach(hub: &Hub, node: &Node<'_>, others: &Collected) -> bool {
     let may_be_elsewhere = !others.missing.is_empty() && !node.is_connected();
-    let may_come = node.is_unheard() && hub.started_at.elapsed() < AWAY;
-    counts(hub, node) && (node.was_connected_within(AWAY) || may_be_elsewhere || may_come)
+    let may_come = node.is_unheard() && hub.replica().started_at.elapsed() < AWAY;
+    counts(hub.replica(), node) && (node.was_connected_within(AWAY) || may_be_elsewhere || may_come)
 }
 
 /// Returns whether a node's kernel holds a revision of a Service, by the last report of its agent.
 fn holds(
-    hub: &Hub,
+    store: &Store,
     followed: &Followed,
     (name, node): (&NodeName, &Node<'_>),
     revision: u64,
 ) -> bool {
-    let wanted = hub.store.wanted_of_service(name, followed).min(revision);
-    let report = report_of(&hub.store, node.record.as_deref());
+    let wanted = store.wanted_of_service(name, followed).min(revision);
+    let report = report_of(store, node.record.as_deref());
     report.is_some_and(|report| {
         report.applied_revision >= wanted && failure_of(followed.service(), report, false).is_none()
     })

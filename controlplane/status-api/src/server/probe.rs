@@ -151,7 +151,7 @@ pub(super) async fn probe(
     let node = request.node.as_str();
     let detail = detail_for(hub, &name, node).await?;
     let views = views(&name, &detail, &request.port, way.protocol())?;
-    let (facts, others) = (hub.store.nodes(), node_query::others(peers).await);
+    let (facts, others) = (hub.store().nodes(), node_query::others(peers).await);
     let snapshot = Snapshot::with(hub, &others);
     let all: Vec<NodeName> = snapshot.nodes().map(|(of, _)| of.clone()).collect();
     let plan = |of: &NodeName| plan(&views, of, &all, &facts);

@@ -88,23 +88,20 @@ impl RecorderService for RecorderServer {
         &self,
         request: Request<pb::ServiceHistoryRequest>,
     ) -> Answer<pb::ServiceHistory> {
-        charge(&request, cost(self.hub.fleet.agents()))?;
+        charge(&request, cost(self.hub.agents().count()))?;
         let request = request.into_inner();
         let name = service_name(&request)?;
         let answer = history::of_all(&self.hub, self.peers.as_deref(), &request).await;
-        if answer.changes.is_empty() {
-            let detail = self.hub.detail(name.clone()).await;
-            if detail.map_err(super::closing)?.is_none() {
-                return Err(Status::not_found(format!(
-                    "no Service {name} is known, and the record has no change of it"
-                )));
-            }
+        if answer.changes.is_empty() && self.hub.index().detail(name.clone()).await?.is_none() {
+            return Err(Status::not_found(format!(
+                "no Service {name} is known, and the record has no change of it"
+            )));
         }
         Ok(Response::new(answer))
     }
 
     async fn get_diff(&self, request: Request<pb::DiffRequest>) -> Answer<pb::Diff> {
-        let services = self.hub.summary().borrow().totals.services;
+        let services = self.hub.index().summary().borrow().totals.services;
         charge(&request, cost(services))?;
         let others = match &self.peers {
             Some(peers) => peers.nodes().await,
@@ -117,8 +114,11 @@ impl RecorderService for RecorderServer {
     async fn list_noticed(&self, request: Request<pb::NoticedRequest>) -> Answer<pb::NoticedList> {
         charge(&request, 1)?;
         let request = request.into_inner();
-        let (events, since_ms) =
-            self.hub.recorder.noticed(request.after, limit(request.limit, NOTICES));
+        let (events, since_ms) = self
+            .hub
+            .notices()
+            .recorder
+            .noticed(request.after, limit(request.limit, NOTICES));
         Ok(Response::new(pb::NoticedList {
             events: events.into_iter().map(wire::notice).collect(),
             now_ms: millis(SystemTime::now()),
@@ -128,7 +128,7 @@ impl RecorderService for RecorderServer {
     }
 
     async fn get_metrics(&self, request: Request<pb::MetricsRequest>) -> Answer<pb::MetricsText> {
-        charge(&request, cost(self.hub.fleet.agents()))?;
+        charge(&request, cost(self.hub.agents().count()))?;
         let print = self.metrics.get();
         let print = print.ok_or_else(|| Status::unavailable("this process has no metrics"))?;
         let text = print.print();

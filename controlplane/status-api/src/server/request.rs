@@ -2,13 +2,11 @@
 
 use std::time::Duration;
 
-use kplane_agents::hub::Hub;
+use kplane_agents::hub::{Hub, IndexHandle};
 use kplane_agents::identity::Caller;
 use kplane_desired_state::index::ServiceDetail;
 use kplane_model::ServiceName;
 use tonic::{Request, Status};
-
-use super::closing;
 
 /// Minimum time between two answers of a watch.
 pub(super) const WATCH_PAUSE: Duration = Duration::from_millis(100);
@@ -32,8 +30,11 @@ pub(super) fn unknown_node(node: &str) -> Status {
 }
 
 /// Returns a Service.
-pub(super) async fn detail(hub: &Hub, name: &ServiceName) -> Result<ServiceDetail, Status> {
-    let detail = hub.detail(name.clone()).await.map_err(closing)?;
+pub(super) async fn detail(
+    index: &IndexHandle,
+    name: &ServiceName,
+) -> Result<ServiceDetail, Status> {
+    let detail = index.detail(name.clone()).await?;
     detail.ok_or_else(|| unknown(name))
 }
 
@@ -44,7 +45,7 @@ pub(super) async fn detail_for(
     node: &str,
 ) -> Result<ServiceDetail, Status> {
     bounded_names(&[&name.namespace, &name.name, node])?;
-    let detail = detail(hub, name).await?;
+    let detail = detail(hub.index(), name).await?;
     if !node.is_empty() {
         known_node(hub, node)?;
     }
@@ -53,7 +54,7 @@ pub(super) async fn detail_for(
 
 /// Refuses a node that neither exists nor has had an agent.
 pub(super) fn known_node(hub: &Hub, node: &str) -> Result<(), Status> {
-    match hub.store.knows(node) || hub.fleet.record(node).is_some() {
+    match hub.store().knows(node) || hub.agents().record(node).is_some() {
         true => Ok(()),
         false => Err(unknown_node(node)),
     }

@@ -44,13 +44,13 @@ impl ServiceOnNode {
         record: Option<&AgentRecord>,
     ) -> Self {
         let name = followed.service();
-        let wanted = hub.store.wanted_of_service(node, followed);
+        let wanted = hub.store().wanted_of_service(node, followed);
         let lag = match followed.is_known() {
             false => lag_of_unknown(hub, name, record),
             true => lag(hub, name, record, wanted.max(1)),
         };
-        let lag = lag.map(|lag| lag.of_frozen(hub.orders.frozen(node).as_ref()));
-        let report = report_of(&hub.store, record);
+        let lag = lag.map(|lag| lag.of_frozen(hub.overrides().frozen(node).as_ref()));
+        let report = report_of(hub.store(), record);
         let degraded = report.and_then(|report| failure_of(name, report, true));
         let last_change = record.and_then(|record| record.latencies.of(name));
         Self {
@@ -142,7 +142,7 @@ pub(super) struct Standings<'a> {
 
 impl<'a> Standings<'a> {
     pub(super) fn new(hub: &'a Hub, followed: &'a Followed, of: &Collected) -> Self {
-        let digest = hub.store.digest_of_service(followed);
+        let digest = hub.store().digest_of_service(followed);
         let replicas = of.answers.iter().filter_map(|answer| {
             let index = answer.index_of(followed.service())?;
             Some((answer.epoch, (index, answer.agrees(index, digest))))

@@ -7,22 +7,22 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
-use kplane_agents::hub::{Hub, Missed};
+use kplane_agents::hub::{Hub, IndexHandle, Missed};
 use kplane_desired_state::index::Selection;
 use kplane_model::{Family, KeyParts, Protocol, ServiceKey, ServiceName};
 use kplane_proto::v1 as pb;
 use tonic::Status;
 
 use super::request::{WATCH_PAUSE, cost};
-use super::{Outbox, closing, views};
+use super::{Outbox, views};
 
 /// Maximum time between two messages of a watch.
 const HEARTBEAT: Duration = Duration::from_secs(5);
 
 /// Returns the cost of a page: that of the whole list with the first one, and that of a question with each other one.
-pub(super) fn list_cost(hub: &Hub, request: &pb::ListServicesRequest) -> u32 {
+pub(super) fn list_cost(index: &IndexHandle, request: &pb::ListServicesRequest) -> u32 {
     match request.page_token.is_empty() && request.name.is_empty() {
-        true => cost(hub.summary().borrow().totals.services),
+        true => cost(index.summary().borrow().totals.services),
         false => 1,
     }
 }
@@ -48,9 +48,9 @@ pub(super) async fn list(
         after,
         most: usize::try_from(request.page_size).unwrap_or(usize::MAX),
     };
-    let page = hub.ports(selection).await.map_err(closing)?;
+    let page = hub.index().look(move |index| index.ports(&selection)).await?;
     let last = page.ports.last().filter(|_| page.more);
-    let services = page.ports.iter().map(|view| views::service(&hub.store, view));
+    let services = page.ports.iter().map(|view| views::service(hub.store(), view));
     Ok(pb::ListServicesResponse {
         services: services.collect(),
         next_page_token: last.map(|view| token(&view.port.key)).unwrap_or_default(),
@@ -102,7 +102,7 @@ pub(super) async fn watch(
         node: request.node,
         ..Selection::default()
     };
-    let mut changes = hub.changed_services.follow();
+    let mut changes = hub.notices().changed_services.follow();
     // No names = a snapshot begins.
     let mut names = None;
     loop {
@@ -112,7 +112,7 @@ pub(super) async fn watch(
         tokio::time::sleep(WATCH_PAUSE).await;
         names = tokio::select! {
             biased;
-            () = hub.shutdown.cancelled() => return,
+            () = hub.shutdown().cancelled() => return,
             () = outbox.closed() => return,
             next = changes.next() => match next {
                 Ok(changed_services) => {
@@ -120,7 +120,7 @@ pub(super) async fn watch(
                     Some(changed_services.collect())
                 }
                 Err(Missed::Some) => {
-                    changes = hub.changed_services.follow();
+                    changes = hub.notices().changed_services.follow();
                     None
                 }
                 Err(Missed::All) => return,
@@ -151,19 +151,20 @@ async fn send(
         ..wanted.clone()
     };
     loop {
-        let page = match hub.ports(selection.clone()).await {
+        let wanted = selection.clone();
+        let page = match hub.index().look(move |index| index.ports(&wanted)).await {
             Ok(page) => page,
             Err(error) => {
                 // The client may have gone as well.
-                drop(outbox.send(Err(closing(error))).await);
+                drop(outbox.send(Err(error.into())).await);
                 return false;
             }
         };
-        let services = page.ports.iter().map(|view| views::service(&hub.store, view));
+        let services = page.ports.iter().map(|view| views::service(hub.store(), view));
         message.services = services.collect();
         selection.after = page.ports.last().map(|view| view.port.key.clone());
         if !page.more {
-            let head = *hub.store.head().borrow();
+            let head = *hub.store().head().borrow();
             // Before the source has been read, a snapshot lacks what is there.
             message.complete = head.synced;
             message.revision = if head.synced { head.revision } else { 0 };

@@ -68,7 +68,7 @@ impl StatusServer {
 
     /// Returns the cost of a question to the agents of all nodes.
     fn asking_cost(&self) -> u32 {
-        asking_cost(self.hub.fleet.agents(), self.peers.as_deref())
+        asking_cost(self.hub.agents().count(), self.peers.as_deref())
     }
 
     /// Writes what an audited request does, unless its caller has just done it: who watches asks every few seconds.
@@ -82,7 +82,7 @@ impl StatusServer {
 
     /// Returns the cost of an answer about all nodes.
     fn nodes_cost(&self) -> u32 {
-        nodes_cost(self.hub.fleet.agents(), self.peers.as_deref())
+        nodes_cost(self.hub.agents().count(), self.peers.as_deref())
     }
 }
 
@@ -127,7 +127,8 @@ impl StatusService for StatusServer {
         &self,
         request: Request<pb::ListServicesRequest>,
     ) -> Answer<pb::ListServicesResponse> {
-        charge(&request, services::list_cost(&self.hub, request.get_ref()))?;
+        let cost = services::list_cost(self.hub.index(), request.get_ref());
+        charge(&request, cost)?;
         let page = services::list(&self.hub, request.into_inner()).await?;
         Ok(Response::new(page))
     }
@@ -138,7 +139,7 @@ impl StatusService for StatusServer {
         &self,
         request: Request<pb::WatchServicesRequest>,
     ) -> Answer<Self::WatchServicesStream> {
-        let services = self.hub.summary().borrow().totals.services;
+        let services = self.hub.index().summary().borrow().totals.services;
         charge(&request, cost(services))?;
         let caller = request.extensions().get::<Caller>().cloned();
         let (outbox, stream) = mpsc::channel(1);
@@ -153,11 +154,11 @@ impl StatusService for StatusServer {
         request: Request<pb::DescribeServiceRequest>,
     ) -> Answer<pb::ServiceDescription> {
         // Agents with virtual servers are asked.
-        let asked = self.hub.fleet.with_servers().len();
+        let asked = self.hub.agents().with_servers().len();
         charge(&request, cost(asked).saturating_mul(10))?;
         let request = request.into_inner();
         let name = ServiceName::new(&request.namespace, &request.name);
-        let detail = detail(&self.hub, &name).await?;
+        let detail = detail(self.hub.index(), &name).await?;
         let others = self.others(&name).await;
         let agents = self.agents(&others);
         let (servers, isolated) = tokio::join!(
@@ -230,7 +231,7 @@ impl StatusService for StatusServer {
         charge(&request, cost(MAX_POINTS))?;
         Ok(Response::new(pb::History {
             unasked_replicas: Peers::unasked(self.peers.as_deref()).await,
-            ..views::history(&self.hub)
+            ..views::history(self.hub.store())
         }))
     }
 
@@ -239,7 +240,7 @@ impl StatusService for StatusServer {
         request: Request<pb::DrainStatusRequest>,
     ) -> Answer<pb::DrainStatus> {
         charge(&request, 1)?;
-        let latest = self.hub.departures.latest().into_iter().rev();
+        let latest = self.hub.streams().departures.latest().into_iter().rev();
         let departures = latest.map(|(_, one)| pb::Departure::clone(&one)).collect();
         Ok(Response::new(pb::DrainStatus {
             departures,
@@ -311,7 +312,7 @@ impl StatusService for StatusServer {
         request: Request<pb::ListPoliciesRequest>,
     ) -> Answer<pb::ListPoliciesResponse> {
         // Each page counts the Pods of all policies.
-        let policies = self.hub.summary().borrow().totals.policies;
+        let policies = self.hub.index().summary().borrow().totals.policies;
         charge(&request, cost(policies))?;
         let page = policies::list(&self.hub, request.into_inner()).await?;
         Ok(Response::new(page))
@@ -321,7 +322,7 @@ impl StatusService for StatusServer {
         &self,
         request: Request<pb::DescribePolicyRequest>,
     ) -> Answer<pb::PolicyDescription> {
-        let pods = self.hub.summary().borrow().totals.policy_pods;
+        let pods = self.hub.index().summary().borrow().totals.policy_pods;
         charge(&request, cost(pods))?;
         let policy = policies::describe(&self.hub, request.into_inner()).await?;
         Ok(Response::new(policy))
@@ -331,7 +332,7 @@ impl StatusService for StatusServer {
         &self,
         request: Request<pb::JudgeConnectionRequest>,
     ) -> Answer<pb::ConnectionJudgement> {
-        let pods = self.hub.summary().borrow().totals.policy_pods;
+        let pods = self.hub.index().summary().borrow().totals.policy_pods;
         charge(&request, cost(pods))?;
         let judgement = policies::judge(&self.hub, self.peers.as_deref(), request.get_ref());
         Ok(Response::new(judgement.await?))
@@ -441,10 +442,10 @@ async fn watch(
         // The client may have gone.
         Err(status) => return drop(outbox.send(Err(status)).await),
     };
-    let mut agents = hub.fleet.changes();
-    let mut head = hub.store.head();
-    let mut summary = hub.summary();
-    let mut upstream = hub.upstream.issue_changes();
+    let mut agents = hub.agents().changes();
+    let mut head = hub.store().head();
+    let mut summary = hub.index().summary();
+    let mut upstream = hub.upstream().issue_changes();
     while send_snapshot(&hub, &others.latest(), &request, &outbox).await {
         tokio::time::sleep(WATCH_PAUSE).await;
         let alive = tokio::select! {
@@ -455,7 +456,7 @@ async fn watch(
             () = others.changed() => true,
             () = tokio::time::sleep(WATCH_REFRESH) => true,
             () = outbox.closed() => false,
-            () = hub.shutdown.cancelled() => false,
+            () = hub.shutdown().cancelled() => false,
         };
         if !alive {
             return;

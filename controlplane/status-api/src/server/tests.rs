@@ -66,7 +66,7 @@ async fn serve(hub: &Arc<Hub>) -> Channel {
 }
 
 fn publish_node(hub: &Hub, name: &str) {
-    hub.store.publish(Publication {
+    hub.store().publish(Publication {
         services: Vec::new(),
         nodes: vec![NodeFacts {
             name: name.into(),
@@ -120,11 +120,11 @@ async fn a_name_that_is_no_node_of_the_cluster_is_refused() {
         let channel = channel.clone();
         async move { first_update(&channel, "laptop").await }
     });
-    let mut changes = hub.fleet.changes();
-    let came = changes.wait_for(|_| hub.fleet.record("laptop").is_some());
+    let mut changes = hub.agents().changes();
+    let came = changes.wait_for(|_| hub.agents().record("laptop").is_some());
     timeout(DEADLINE, came).await.unwrap().unwrap();
     publish_node(&hub, "n1");
-    hub.store.set_synced();
+    hub.store().set_synced();
     let early = timeout(DEADLINE, early).await.unwrap().unwrap();
     let late = first_update(&channel, "laptop").await;
     for refused in [early, late] {
@@ -165,7 +165,7 @@ async fn troubled_hub() -> Arc<Hub> {
         observed_at: SystemTime::now(),
     };
     sink.send(batch).await.unwrap();
-    let mut summary = hub.summary();
+    let mut summary = hub.index().summary();
     summary.wait_for(|s| !s.issues.is_empty()).await.unwrap();
     hub
 }
@@ -184,7 +184,7 @@ async fn issues_of_the_api_server_are_read_where_they_are() {
         let fleet = watch.next().await.unwrap().unwrap();
         (fleet.control_plane.unwrap().errors, before.elapsed())
     };
-    hub.upstream.begin(Kind::Service);
+    hub.upstream().begin(Kind::Service);
     while next().await.1 < WATCH_REFRESH {}
     let issue = Issue {
         severity: Severity::Error,
@@ -194,25 +194,25 @@ async fn issues_of_the_api_server_are_read_where_they_are() {
         reason: "cannot be read".to_owned(),
     };
     let issues = Arc::new(vec![issue.clone()]);
-    let heard_at = hub.summary().borrow().heard_at;
-    hub.upstream.update(Kind::Service, |state| state.unreadable = issues);
+    let heard_at = hub.index().summary().borrow().heard_at;
+    hub.upstream().update(Kind::Service, |state| state.unreadable = issues);
     let (errors, waited) = next().await;
     assert_eq!(errors, 3_001);
     assert!(waited <= WATCH_PAUSE, "{waited:?}");
     assert_eq!(hub.issues().len(), 3_001);
     assert!(hub.issues().is_sorted());
-    let detail = hub.detail(ServiceName::new("shop", "new")).await.unwrap();
+    let detail = hub.index().detail(ServiceName::new("shop", "new")).await.unwrap();
     assert_eq!(detail.unwrap().issues, [issue]);
 
-    hub.upstream.update(Kind::Service, |state| state.counts.events += 1);
+    hub.upstream().update(Kind::Service, |state| state.counts.events += 1);
     let (errors, waited) = next().await;
     assert_eq!(errors, 3_001);
     assert!(waited >= WATCH_REFRESH, "{waited:?}");
-    hub.upstream.update(Kind::Service, |state| state.unreadable = Arc::default());
+    hub.upstream().update(Kind::Service, |state| state.unreadable = Arc::default());
     let (errors, waited) = next().await;
     assert_eq!(errors, 3_000);
     assert!(waited <= WATCH_PAUSE, "{waited:?}");
-    assert_eq!(hub.summary().borrow().heard_at, heard_at);
+    assert_eq!(hub.index().summary().borrow().heard_at, heard_at);
 }
 
 /// An agent whose report has 200 kB.
@@ -225,7 +225,7 @@ fn wordy_agent(hub: &Arc<Hub>, name: &str) -> Session {
         failures: vec![failure; 200],
         ..Default::default()
     };
-    let begun = Session::begin(&hub.fleet, &name.into(), &hello(name), String::new());
+    let begun = Session::begin(hub.agents(), &name.into(), &hello(name), String::new());
     let (session, _, _) = begun.unwrap();
     session.report(report);
     session
@@ -293,11 +293,11 @@ fn the_status_says_whether_cluster_network_policies_are_defined() {
         status.cluster_policies_absent
     };
     assert!(!is_absent(), "the source asks for none");
-    hub.upstream.begin(Kind::ClusterNetworkPolicy);
+    hub.upstream().begin(Kind::ClusterNetworkPolicy);
     assert!(!is_absent());
     for absent in [true, false] {
         let kind = Kind::ClusterNetworkPolicy;
-        hub.upstream.update(kind, |state| state.absent = absent);
+        hub.upstream().update(kind, |state| state.absent = absent);
         assert_eq!(is_absent(), absent);
     }
 }
@@ -309,10 +309,10 @@ fn an_agent_that_does_not_look_at_its_kernel_is_not_in_sync() {
     let (admission, guard) = (Admission::default(), CliffGuard::default());
     let (hub, _) = Hub::new(1, "test", admission, guard, batches);
     let (session, _, _) =
-        Session::begin(&hub.fleet, &"n1".into(), &hello("n1"), String::new()).unwrap();
+        Session::begin(hub.agents(), &"n1".into(), &hello("n1"), String::new()).unwrap();
     let report = |verified_at_ms| pb::Report {
         epoch: 1,
-        applied_revision: hub.store.wanted("n1"),
+        applied_revision: hub.store().wanted("n1"),
         families: vec![pb::FamilyStatus {
             programmed: true,
             verified_at_ms,
@@ -321,13 +321,13 @@ fn an_agent_that_does_not_look_at_its_kernel_is_not_in_sync() {
         ..pb::Report::default()
     };
     let state = |age: Duration| {
-        let mut record = (*hub.fleet.record("n1").unwrap()).clone();
+        let mut record = (*hub.agents().record("n1").unwrap()).clone();
         record.verified_at -= age;
         node_state(
             &hub,
             &"n1".into(),
             Some(&record),
-            hub.store.wanted("n1"),
+            hub.store().wanted("n1"),
             None,
         )
         .state
@@ -353,7 +353,7 @@ fn ages_are_right_whatever_the_time_on_the_node() {
     let (admission, guard) = (Admission::default(), CliffGuard::default());
     let (hub, _) = Hub::new(1, "test", admission, guard, batches);
     let (session, _, _) =
-        Session::begin(&hub.fleet, &"n1".into(), &hello("n1"), String::new()).unwrap();
+        Session::begin(hub.agents(), &"n1".into(), &hello("n1"), String::new()).unwrap();
     let now_ms = millis(SystemTime::now()) - 3_600_000;
     session.report(pb::Report {
         epoch: 1,
@@ -366,7 +366,7 @@ fn ages_are_right_whatever_the_time_on_the_node() {
         now_ms,
         ..pb::Report::default()
     });
-    let record = hub.fleet.record("n1").unwrap();
+    let record = hub.agents().record("n1").unwrap();
     let status = views::node_status(&hub, &"n1".into(), Some(&record), None, None);
     let age_s = |at| (millis(SystemTime::now()) - at) / 1_000;
     assert_eq!(status.state(), pb::NodeState::Failing);

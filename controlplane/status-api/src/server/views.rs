@@ -20,21 +20,21 @@ pub(super) const UNVERIFIED_AFTER: Duration = Duration::from_secs(15 * 60);
 
 /// Returns the control plane's status, with as many problems of its input as fit into an answer.
 pub(super) fn control_plane(hub: &Hub, others: &Collected) -> pb::ControlPlaneStatus {
-    let summary = hub.summary().borrow().clone();
-    let head = *hub.store.head().borrow();
+    let summary = hub.index().summary().borrow().clone();
+    let (head, replica) = (*hub.store().head().borrow(), hub.replica());
     let age = hub.upstream_age();
     let mut issues = hub.issues().to_vec();
-    issues.splice(..0, disagreement(hub.store.enforcement(), others));
+    issues.splice(..0, disagreement(hub.store().enforcement(), others));
     let issues = Issues::bounded(&issues);
-    let trust = hub.store.trust();
+    let trust = hub.store().trust();
     pb::ControlPlaneStatus {
         version: env!("CARGO_PKG_VERSION").to_owned(),
-        epoch: hub.store.epoch(),
+        epoch: hub.store().epoch(),
         revision: head.revision,
         now_ms: millis(SystemTime::now()),
-        started_at_ms: wall_ms(hub.started_at),
+        started_at_ms: wall_ms(replica.started_at),
         revision_at_ms: summary.revision_at.map_or(0, wall_ms),
-        source: hub.source.to_owned(),
+        source: replica.source.to_owned(),
         synced: head.synced,
         upstream_age_ms: u64::try_from(age.as_millis()).unwrap_or(u64::MAX),
         services: summary.totals.services as u64,
@@ -47,9 +47,9 @@ pub(super) fn control_plane(hub: &Hub, others: &Collected) -> pb::ControlPlaneSt
         held: summary.held.as_deref().map(held),
         confidence: confidence(&trust).into(),
         doubt: trust.doubt().to_owned(),
-        plain_text_ports: hub.plain_text_ports.get().cloned().unwrap_or_default(),
-        enforcement: hub.store.enforcement().into(),
-        cluster_policies_absent: hub.upstream.is_absent(Kind::ClusterNetworkPolicy),
+        plain_text_ports: replica.plain_text_ports.get().cloned().unwrap_or_default(),
+        enforcement: hub.store().enforcement().into(),
+        cluster_policies_absent: hub.upstream().is_absent(Kind::ClusterNetworkPolicy),
     }
 }
 
@@ -118,12 +118,12 @@ pub(super) fn node_state(
     match record {
         None => State {
             state: pb::NodeState::NoAgent,
-            since_ms: wall_ms(hub.started_at),
+            since_ms: wall_ms(hub.replica().started_at),
             last_error: "no agent has connected for this node".to_owned(),
         },
         Some(record) => {
-            let state = agent_state(&hub.store, record, wanted, stranger);
-            match hub.orders.frozen(name).filter(|_| state.is_healthy()) {
+            let state = agent_state(hub.store(), record, wanted, stranger);
+            match hub.overrides().frozen(name).filter(|_| state.is_healthy()) {
                 Some(order) => State {
                     state: pb::NodeState::Frozen,
                     since_ms: order.at_ms,
@@ -149,9 +149,9 @@ pub(super) fn node_status(
     facts: Option<&NodeFacts>,
     stranger: Option<&str>,
 ) -> pb::NodeStatus {
-    let wanted = hub.store.wanted(name);
+    let wanted = hub.store().wanted(name);
     let mut state = node_state(hub, name, record, wanted, stranger);
-    if let Some(suspicion) = hub.suspects.of(name) {
+    if let Some(suspicion) = hub.suspects().of(name) {
         let other = std::mem::take(&mut state.last_error);
         let parts = [suspicion, other].into_iter().filter(|part| !part.is_empty());
         state.last_error = parts.collect::<Vec<_>>().join("; ");
@@ -172,7 +172,7 @@ pub(super) fn node_status(
         last_heard_ms: record.map_or(0, |r| wall_ms(r.last_heard)),
         network_programming: record.and_then(|r| r.latencies.summary()).map(network_programming),
         report: record.and_then(AgentRecord::local_report),
-        frozen: hub.orders.frozen(name).map(Into::into),
+        frozen: hub.overrides().frozen(name).map(Into::into),
         // The replica that asks knows where the answer comes from.
         replica: String::new(),
         epoch: 0,
@@ -346,8 +346,8 @@ fn endpoint(endpoint: &Endpoint) -> pb::EndpointView {
 }
 
 /// Returns the latest publications.
-pub(super) fn history(hub: &Hub) -> pb::History {
-    let points = hub.store.points().into_iter();
+pub(super) fn history(store: &Store) -> pb::History {
+    let points = store.points().into_iter();
     let points = points.map(|point| pb::HistoryPoint {
         revision: point.revision,
         at_ms: millis(point.at),

@@ -22,7 +22,7 @@ async fn an_approval_reaches_all_replicas_and_names_those_that_it_does_not_reach
     };
     agent.say(holds).await;
     agent.peer.is_answered().await;
-    let trust = || second.bound.hub().store.trust();
+    let trust = || second.bound.hub().store().trust();
     assert_ne!(trust(), Trust::Confirmed);
     let mut status = first.status().await;
     let approved = status.approve(pb::ApproveRequest::default()).await;

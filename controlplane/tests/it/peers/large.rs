@@ -43,13 +43,13 @@ fn connect(replica: &Replica, number: usize) -> Vec<Session> {
     let names = (0..EACH).map(|n| format!("node-{number}-{n:05}"));
     let sessions = names.map(|name| {
         let begun = Session::begin(
-            &hub.fleet,
+            hub.agents(),
             &name.as_str().into(),
             &hello(&name),
             "10.0.0.1:1".into(),
         );
         let (session, _, _) = begun.unwrap();
-        session.report(report(hub.store.epoch()));
+        session.report(report(hub.store().epoch()));
         session
     });
     sessions.collect()

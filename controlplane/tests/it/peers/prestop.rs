@@ -60,7 +60,7 @@ impl Agent {
 }
 
 fn head(replica: &Replica) -> u64 {
-    replica.bound.hub().store.head().borrow().revision
+    replica.bound.hub().store().head().borrow().revision
 }
 
 /// Waits until all replicas publish the same as the first one, after a revision of each.
@@ -68,7 +68,7 @@ async fn agree(replicas: &[Replica], before: &[u64]) {
     let until = Instant::now() + DEADLINE;
     loop {
         let moved = replicas.iter().zip(before).all(|(r, before)| head(r) > *before);
-        let digest = |replica: &Replica| replica.bound.hub().store.digest("a");
+        let digest = |replica: &Replica| replica.bound.hub().store().digest("a");
         let same = replicas.iter().all(|r| digest(r) == digest(&replicas[0]));
         if moved && same {
             return;
@@ -82,7 +82,7 @@ async fn agree(replicas: &[Replica], before: &[u64]) {
 async fn a_pod_is_gone_when_the_nodes_of_all_replicas_say_so() {
     let replicas = three().await;
     let last_reason = || {
-        let latest = replicas[0].bound.hub().departures.latest();
+        let latest = replicas[0].bound.hub().streams().departures.latest();
         latest.last().map(|(_, one)| one.reason.clone()).unwrap()
     };
     let before: Vec<_> = replicas.iter().map(head).collect();
@@ -114,7 +114,7 @@ async fn a_pod_is_gone_when_the_nodes_of_all_replicas_say_so() {
     assert_eq!(last_reason(), "c did not confirm");
     agents[2].holds(head(&replicas[2])).await;
     assert_eq!(agents[0].leaves(60_000).await, LeavingOutcome::Gone);
-    let latest = replicas[0].bound.hub().departures.latest();
+    let latest = replicas[0].bound.hub().streams().departures.latest();
     let (_, last) = latest.last().unwrap();
     assert_eq!(
         (&*last.namespace, &*last.pod, &*last.node),
@@ -122,5 +122,8 @@ async fn a_pod_is_gone_when_the_nodes_of_all_replicas_say_so() {
     );
     // Another node's agent has no say about the Pod.
     assert_eq!(agents[1].leaves(60_000).await, LeavingOutcome::Gone);
-    assert_eq!(replicas[1].bound.hub().departures.latest().len(), 0);
+    assert_eq!(
+        replicas[1].bound.hub().streams().departures.latest().len(),
+        0
+    );
 }

@@ -53,7 +53,7 @@ fn lags(answer: &pb::Convergence) -> Vec<(&str, LagState)> {
 async fn agents(replicas: &[Replica; 3]) -> Vec<Agent> {
     let mut agents = Vec::new();
     for (replica, node) in replicas.iter().zip(["a", "b", "c"]) {
-        let revision = replica.bound.hub().store.head().borrow().revision;
+        let revision = replica.bound.hub().store().head().borrow().revision;
         agents.push(replica.agent(node, revision).await);
     }
     agents
@@ -71,7 +71,7 @@ async fn a_change_is_followed_into_the_kernels_of_all_replicas() {
         watches.push(Watch::begin(replica).await);
     }
     let [first, second, third] = &replicas;
-    agents[1].holds(second.bound.hub().store.head().borrow().revision).await;
+    agents[1].holds(second.bound.hub().store().head().borrow().revision).await;
     for watch in &mut watches {
         let all = watch.programmed(3).await;
         assert_eq!((all.nodes, all.verified, lags(&all).len()), (3, 3, 0));

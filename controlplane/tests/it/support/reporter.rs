@@ -30,7 +30,7 @@ impl Agent {
     pub(crate) async fn connect(bound: &Bound, hello: Hello) -> Self {
         let address = bound.agent_addr.unwrap();
         let peer = Peer::connect(address, hello).await.unwrap();
-        let epoch = bound.hub().store.epoch();
+        let epoch = bound.hub().store().epoch();
         Self { peer, epoch }
     }
 

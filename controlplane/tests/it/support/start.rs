@@ -9,6 +9,6 @@ use super::synced;
 pub(crate) async fn start(config: Config) -> Bound {
     let bound = synced(config).await;
     // The folder is empty, and that is meant.
-    bound.hub().store.set_trust(Trust::Whole);
+    bound.hub().store().set_trust(Trust::Whole);
     bound
 }

@@ -164,7 +164,7 @@ impl Cluster {
     /// Waits until all agents are connected and serve the Service.
     fn all_are_there(&self) -> Result<()> {
         eventually(DEADLINE, "all agents serve", || {
-            let hubs = self.planes.iter().map(|(_, hub)| hub.fleet.records());
+            let hubs = self.planes.iter().map(|(_, hub)| hub.agents().records());
             let records = hubs.flatten();
             let connected = records.filter(|(_, record)| record.connected).count();
             let mut agents = self.agents.iter();
@@ -186,7 +186,7 @@ impl Cluster {
 
     fn suspects_at(&self, hub: &Hub, nodes: &[u8]) -> Result<()> {
         eventually(DEADLINE, "the suspected nodes", || {
-            let now = hub.suspects.now();
+            let now = hub.suspects().now();
             let wanted: Vec<_> = nodes.iter().map(|node| node_name(*node)).collect();
             match now.nodes.keys().map(ToString::to_string).eq(wanted) {
                 true => Ok(()),
@@ -307,7 +307,7 @@ pub(crate) fn a_node_whose_links_are_cut_is_out_in_seconds_and_back_with_them() 
 
 pub(crate) fn to_observe_a_dead_node_changes_nothing() -> Result<()> {
     let cluster = Cluster::new(Mode::Observe)?;
-    let revision = || cluster.hub.store.head().borrow().revision;
+    let revision = || cluster.hub.store().head().borrow().revision;
     let before = revision();
     cluster.set_link(port_of(VICTIM), false)?;
     cluster.suspects(&[VICTIM])?;
@@ -348,7 +348,10 @@ pub(crate) fn a_control_plane_that_is_cut_off_suspects_nobody() -> Result<()> {
     cluster.set_link(1, true)?;
     holds(false)?;
     cluster.all_are_there()?;
-    ensure!(cluster.hub.suspects.begun() == 0, "somebody was suspected");
+    ensure!(
+        cluster.hub.suspects().begun() == 0,
+        "somebody was suspected"
+    );
     Ok(())
 }
 
@@ -369,7 +372,7 @@ pub(crate) fn a_node_without_its_agent_is_not_dead() -> Result<()> {
     // Later the first one counts no more as lost at the same time.
     cluster.suspects(&[NODES])?;
     ensure!(
-        cluster.hub.suspects.begun() == 1,
+        cluster.hub.suspects().begun() == 1,
         "another node was suspected"
     );
     Ok(())
@@ -420,7 +423,7 @@ pub(crate) fn agents_that_move_to_another_replica_are_not_lost() -> Result<()> {
         let issues = cluster.hub.issues();
         let is_held = |reason: &str| reason.contains("none is suspected");
         held = held.take().or(issues.iter().find(|issue| is_held(&issue.reason)).cloned());
-        match cluster.hub.suspects.now().nodes.len() {
+        match cluster.hub.suspects().now().nodes.len() {
             1 => Ok(()),
             number => Err(number.to_string()),
         }
@@ -429,7 +432,7 @@ pub(crate) fn agents_that_move_to_another_replica_are_not_lost() -> Result<()> {
     cluster.suspects(&[2])?;
     cluster.set_link(port_of(2), true)?;
     cluster.suspects(&[])?;
-    let begun = cluster.planes.iter().map(|(_, hub)| hub.suspects.begun());
+    let begun = cluster.planes.iter().map(|(_, hub)| hub.suspects().begun());
     ensure!(begun.max() == Some(1), "others were suspected");
     Ok(())
 }
@@ -442,7 +445,7 @@ pub(crate) fn a_node_that_dies_with_its_replica_is_found() -> Result<()> {
     let cluster = Cluster::with(Mode::Act, &replicas, |node| usize::from(node == VICTIM))?;
     let hub = Arc::clone(&cluster.hub);
     eventually(DEADLINE, "the other replica is known", || {
-        hub.suspects
+        hub.suspects()
             .replicas()
             .contains(&name.as_str().into())
             .then_some(())

@@ -219,7 +219,7 @@ pub(crate) fn servers_end_right_after_their_hooks_and_no_connection_fails() -> R
         ended.serve(Protocol::Tcp, TARGET)?;
         write(folder.path(), [Is::Ready; 3])?;
         answered += 1;
-        let latest = hub.departures.latest();
+        let latest = hub.streams().departures.latest();
         let mut departures = latest.iter().filter(|(_, one)| one.pod == format!("web-{name}"));
         let last = departures.next_back().context("no record")?;
         ensure!(
@@ -258,7 +258,7 @@ pub(crate) fn hooks_are_answered_at_their_bound_at_the_latest() -> Result<()> {
         node.output(nft)?;
     }
     let last_reason = || {
-        let latest = hub.departures.latest();
+        let latest = hub.streams().departures.latest();
         latest.last().map(|(_, one)| one.reason.clone()).unwrap_or_default()
     };
     let began = Instant::now();
@@ -276,7 +276,7 @@ pub(crate) fn hooks_are_answered_at_their_bound_at_the_latest() -> Result<()> {
 
     // An agent that is connected and does nothing any more.
     let silent = Session::begin(
-        &hub.fleet,
+        hub.agents(),
         &"node-7".into(),
         &Hello::default(),
         String::new(),

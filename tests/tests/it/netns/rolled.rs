@@ -52,7 +52,7 @@ impl Plane {
 
     /// Ends as on SIGTERM.
     fn end(self) {
-        self.runtime.block_on(self.hub.draining.begin(DRAIN));
+        self.runtime.block_on(self.hub.streams().draining.begin(DRAIN));
     }
 }
 
@@ -88,7 +88,7 @@ fn follows(agent: &Agent, planes: &[Plane]) -> Result<()> {
     eventually(DEADLINE, "the agent follows", || {
         let report = agent.report();
         let digest = report.resume.map(|resume| resume.digest);
-        let newest = planes.iter().map(|plane| plane.hub.store.digest(&node));
+        let newest = planes.iter().map(|plane| plane.hub.store().digest(&node));
         let same = newest.into_iter().all(|newest| digest == Some(newest));
         match same && report.applied == report.held {
             true => Ok(()),
@@ -145,7 +145,7 @@ fn roll(
         let before = agent.report().held;
         planes.remove(0).end();
         planes.push(start(replica)?);
-        let newest = planes.iter().map(|plane| plane.hub.store.epoch());
+        let newest = planes.iter().map(|plane| plane.hub.store().epoch());
         let epochs: Vec<_> = newest.collect();
         // Changes arrive again, from a replica that is there.
         eventually(DEADLINE, "the agent has a stream", || {

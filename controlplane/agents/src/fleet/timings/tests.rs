@@ -19,7 +19,7 @@ fn hub() -> Arc<Hub> {
 }
 
 fn begin(hub: &Arc<Hub>, node: &str) -> Session {
-    let begun = Session::begin(&hub.fleet, &node.into(), &Hello::default(), String::new());
+    let begun = Session::begin(hub.agents(), &node.into(), &Hello::default(), String::new());
     begun.unwrap().0
 }
 
@@ -27,7 +27,7 @@ fn begin(hub: &Arc<Hub>, node: &str) -> Session {
 fn publish(hub: &Hub, name: &str, ago: u64) -> u64 {
     let key = ServiceKey::sample("shop", name);
     let port = ServicePort::sample(key.clone());
-    hub.store.publish(Publication {
+    hub.store().publish(Publication {
         observed_at: SystemTime::now() - Duration::from_secs(ago),
         ..Publication::sample(vec![(key, Some(Published::new(port, &[])))], vec![])
     })
@@ -43,8 +43,8 @@ fn applied(revision: u64) -> Report {
 
 /// Returns how many nodes were measured for a revision, and the longest duration in seconds.
 fn measured(hub: &Hub, revision: u64) -> (u64, u64) {
-    let moment = hub.store.moment_of(revision).unwrap();
-    let durations = hub.fleet.timings.of_change(moment.first);
+    let moment = hub.store().moment_of(revision).unwrap();
+    let durations = hub.agents().timings.of_change(moment.first);
     let durations = durations.unwrap_or_default();
     (durations.count(), durations.longest().as_secs())
 }
@@ -70,7 +70,7 @@ fn each_node_is_measured_once_for_each_change_that_it_passes() {
     a.report(applied(old));
     a.report(applied(quick));
     assert_eq!(measured(&hub, quick), (2, 5));
-    assert_eq!(hub.fleet.timings.programmed().count(), 4);
+    assert_eq!(hub.agents().timings.programmed().count(), 4);
 }
 
 /// A report that was put off names when the kernel reached what.
@@ -94,7 +94,7 @@ fn the_time_that_a_report_waited_is_not_measured() {
     assert_eq!(measured(&hub, slow), (1, 56));
     assert_eq!(measured(&hub, quick), (1, 4));
     assert_eq!(measured(&hub, never), (1, 0));
-    let record = hub.fleet.record("a").unwrap();
+    let record = hub.agents().record("a").unwrap();
     assert_eq!(record.report.as_ref().unwrap().steps, [], "nothing is kept");
 }
 
@@ -102,10 +102,10 @@ fn the_time_that_a_report_waited_is_not_measured() {
 fn a_large_fleet_spreads_its_reports() {
     let hub = hub();
     let within = |agents: usize| {
-        let known = hub.fleet.agents();
+        let known = hub.agents().count();
         let sessions = (known..agents).map(|n| begin(&hub, &format!("n{n}")));
         drop(sessions.collect::<Vec<_>>());
-        hub.fleet.report_within_ms()
+        hub.agents().report_within_ms()
     };
     assert_eq!([within(1), within(199), within(200)], [0, 0, 20]);
     assert_eq!(within(1_000), 100);
@@ -160,7 +160,7 @@ fn hops_add_up() {
     session.dispatch().sent(first);
     session.report(applied(first));
     let hops = || {
-        let hops = hub.fleet.timings.hops();
+        let hops = hub.agents().timings.hops();
         let some = hops.into_iter().filter(|(_, durations)| durations.count() > 0);
         some.map(|(hop, durations)| (hop, durations.longest())).collect::<Vec<_>>()
     };
@@ -189,7 +189,7 @@ fn hops_add_up() {
     let us = |n: usize| found[n].1.as_micros();
     assert_eq!([us(2), us(3), us(4), us(5)], [400, 100, 200, 300]);
     assert!(found[0].1 < Duration::from_secs(5), "not since the change");
-    let hops = hub.fleet.timings.hops();
+    let hops = hub.agents().timings.hops();
     assert!(hops.iter().all(|(_, durations)| durations.count() <= 1));
 }
 
@@ -198,8 +198,8 @@ fn memory_has_a_limit() {
     let hub = hub();
     let session = begin(&hub, "a");
     session.report(applied(publish(&hub, "first", 0)));
-    let timings = &hub.fleet.timings;
-    let moment = hub.store.moment_of(2).unwrap();
+    let timings = &hub.agents().timings;
+    let moment = hub.store().moment_of(2).unwrap();
     let passed = (10..20_000).map(|first| Moment { first, ..moment });
     timings.reached(&passed.collect::<Vec<_>>(), &[], SystemTime::now());
     assert_eq!(timings.lock().changes.len(), REMEMBERED);

@@ -46,8 +46,8 @@ impl Cluster {
         let (script, signer) = (Arc::<Mutex<Script>>::default(), Arc::new(Signer::new()));
         let hub = hub(kubernetes::NAME);
         let nodes = ["n1", "n2"].map(NodeFacts::sample).to_vec();
-        hub.store.publish(Publication::sample(vec![], nodes));
-        hub.store.set_synced();
+        hub.store().publish(Publication::sample(vec![], nodes));
+        hub.store().set_synced();
         let config = AuthenticatorConfig {
             agent_accounts: vec![ACCOUNT.to_owned()],
             ..AuthenticatorConfig::default()
@@ -87,7 +87,7 @@ impl Cluster {
 
     fn serve(&self, node: &str) -> Begun {
         Session::begin(
-            &self.hub.fleet,
+            self.hub.agents(),
             &node.into(),
             &Hello::default(),
             String::new(),

@@ -26,14 +26,14 @@ fn control_plane(epoch: u64, services: usize) -> Arc<Hub> {
     let (admission, guard) = (Admission::default(), CliffGuard::default());
     let (hub, _) = Hub::new(epoch, "test", admission, guard, batches);
     (0..services).for_each(|number| publish(&hub, &format!("s{number}")));
-    hub.store.set_synced();
+    hub.store().set_synced();
     hub
 }
 
 fn publish(hub: &Hub, name: &str) {
     let port = ServicePort::sample(ServiceKey::sample("shop", name));
     let key = port.key.clone();
-    hub.store.publish(Publication {
+    hub.store().publish(Publication {
         services: vec![(key, Some(Published::new(port, &[])))],
         nodes: Vec::new(),
         policies: Default::default(),
@@ -61,15 +61,15 @@ impl Stream {
     }
 
     fn with(hub: &Arc<Hub>, claim: HeldState) -> Self {
-        let begun = Session::begin(&hub.fleet, &NODE.into(), &Hello::default(), String::new());
+        let begun = Session::begin(hub.agents(), &NODE.into(), &Hello::default(), String::new());
         let session = begun.unwrap().0;
         let (postman, mailbox) = mailbox();
-        let (announced, dispatch) = (hub.store.freshness(), session.dispatch());
+        let (announced, dispatch) = (hub.store().freshness(), session.dispatch());
         let updates = Updates::new(hub, NODE.into(), false, claim, announced, dispatch);
         postman.open(pb::Welcome::default(), updates, 1);
         Self {
             postman: Some(postman),
-            outbound: Outbound::new(mailbox, Arc::clone(&hub.traffic)).0,
+            outbound: Outbound::new(mailbox, Arc::clone(&hub.streams().traffic)).0,
             session,
         }
     }
@@ -126,7 +126,7 @@ impl Stream {
 fn held(hub: &Arc<Hub>, ranges: u16) -> (Option<pb::ResumeToken>, Vec<u8>) {
     let mut digests = RangeDigests::new(ranges);
     let mut cursor = Cursor::at(0);
-    for bytes in hub.store.collect(NODE, &mut cursor).objects {
+    for bytes in hub.store().collect(NODE, &mut cursor).objects {
         let object = decode_object(bytes.clone()).unwrap().unwrap();
         if let key @ kplane_model::DesiredKey::Service(_) = object.key() {
             digests.add(&key, kplane_model::ObjectHash::of(&bytes));
@@ -134,9 +134,9 @@ fn held(hub: &Arc<Hub>, ranges: u16) -> (Option<pb::ResumeToken>, Vec<u8>) {
     }
     let token = pb::ResumeToken {
         schema: kplane_proto::DIGEST_SCHEMA,
-        epoch: hub.store.epoch(),
+        epoch: hub.store().epoch(),
         revision: cursor.base(),
-        digest: hub.store.digest(NODE).to_bytes().to_vec(),
+        digest: hub.store().digest(NODE).to_bytes().to_vec(),
     };
     (Some(token), digests.to_bytes())
 }
@@ -158,8 +158,8 @@ fn an_agent_of_another_replica_gets_the_ranges_that_differ() {
     let objects: usize = pieces.iter().map(|piece| piece.objects.len()).sum();
     assert!((3..50).contains(&objects), "{objects}");
     let end = pieces.last().unwrap().end.as_ref().unwrap();
-    assert_eq!(end.digest, here.store.digest(NODE).to_bytes());
-    let counts = here.snapshots.counts();
+    assert_eq!(end.digest, here.store().digest(NODE).to_bytes());
+    let counts = here.streams().snapshots.counts();
     assert_eq!((counts.ranges, counts.begun), (1, 0));
     // From now on, differences.
     publish(&here, "later");
@@ -181,7 +181,7 @@ fn an_agent_that_cannot_compare_or_differs_too_much_gets_a_snapshot() {
         stream.postman().compared(digests);
         assert!(stream.pieces()[0].snapshot);
     }
-    assert_eq!(here.snapshots.counts().begun, 4);
+    assert_eq!(here.streams().snapshots.counts().begun, 4);
 }
 
 #[tokio::test(start_paused = true)]
@@ -209,7 +209,7 @@ fn what_a_replica_remembers_needs_no_comparison() {
     let mut behind = Stream::open(&here, token, true);
     let pieces = behind.pieces();
     assert_eq!((pieces.len(), pieces[0].objects.len()), (1, 1));
-    let counts = here.snapshots.counts();
+    let counts = here.streams().snapshots.counts();
     assert_eq!((counts.equal, counts.changes, counts.begun), (1, 1, 0));
 }
 
@@ -286,11 +286,11 @@ async fn a_frozen_agent_is_told_at_once_and_gets_nothing_until_it_is_thawed() {
     let (token, _) = held(&hub, 16);
     let mut stream = Stream::open(&hub, token.clone(), true);
     assert_eq!(stream.pieces().len(), 1);
-    hub.orders.keep_in(Place::SharedFile(folder.path().join("orders")));
+    hub.overrides().keep_in(Place::SharedFile(folder.path().join("orders")));
     publish(&hub, "before-the-orders-are-known");
     let mut early = Stream::open(&hub, token.clone(), true);
     assert!(early.now().is_none() && stream.now().is_none());
-    hub.orders.order(&order(true)).await.unwrap();
+    hub.overrides().order(&order(true)).await.unwrap();
     assert_eq!((stream.beat(), early.beat()), (Some(true), Some(true)));
     publish(&hub, "while-it-is-frozen");
     let mut later = Stream::open(&hub, token, true);
@@ -301,7 +301,7 @@ async fn a_frozen_agent_is_told_at_once_and_gets_nothing_until_it_is_thawed() {
     assert!(new.pieces()[0].snapshot, "an agent without anything");
     publish(&hub, "it-holds-something-now");
     assert!(new.now().is_none());
-    hub.orders.order(&order(false)).await.unwrap();
+    hub.overrides().order(&order(false)).await.unwrap();
     for (stream, missed) in [
         (&mut stream, 3),
         (&mut early, 3),
@@ -346,7 +346,7 @@ async fn a_stream_joins_changes_while_an_old_update_is_under_way() {
 
 /// Returns the messages and bytes of a kind that were sent.
 fn sent(hub: &Hub, kind: &str) -> (u64, u64) {
-    let all = hub.traffic.volumes();
+    let all = hub.streams().traffic.volumes();
     let found = all.iter().find(|(name, _)| *name == kind).unwrap().1;
     (found.messages, found.bytes)
 }
@@ -363,7 +363,7 @@ fn messages_and_bytes_are_counted_by_kind() {
     };
     take(&mut stream);
     publish(&hub, "new");
-    hub.store.announce();
+    hub.store().announce();
     take(&mut stream);
     assert_eq!(sent(&hub, "update"), (0, 0), "not added yet");
     drop(stream);

@@ -26,10 +26,10 @@ impl Sheets {
                 node_name: name.clone(),
                 ..pb::Hello::default()
             };
-            let begun = Session::begin(&hub.fleet, &name.as_str().into(), &hello, String::new());
+            let begun = Session::begin(hub.agents(), &name.as_str().into(), &hello, String::new());
             let (session, _, _) = begun.unwrap();
             session.report(pb::Report {
-                epoch: hub.store.epoch(),
+                epoch: hub.store().epoch(),
                 applied_revision: u64::MAX,
                 ..report
             });

@@ -18,7 +18,7 @@ fn hub(source: &'static str) -> Arc<Hub> {
     let (_, batches) = mpsc::channel(1);
     let (admission, guard) = (Admission::default(), CliffGuard::default());
     let hub = Hub::new(EPOCH, source, admission, guard, batches).0;
-    hub.store.set_synced();
+    hub.store().set_synced();
     hub
 }
 
@@ -28,7 +28,7 @@ fn publish(hub: &Hub, services: &[(&str, bool)], nodes: &[(&str, bool)]) -> u64 
         let port = ServicePort::sample(key.clone());
         // Another number each time, so that every call is a change.
         let port = ServicePort {
-            port: u16::try_from(hub.store.head().borrow().revision).unwrap(),
+            port: u16::try_from(hub.store().head().borrow().revision).unwrap(),
             ..port
         };
         (key, exists.then(|| Published::new(port, &[])))
@@ -38,7 +38,7 @@ fn publish(hub: &Hub, services: &[(&str, bool)], nodes: &[(&str, bool)]) -> u64 
         known: *known,
         ..NodeFacts::default()
     });
-    hub.store.publish(Publication {
+    hub.store().publish(Publication {
         services: services.collect(),
         nodes: nodes.collect(),
         policies: Default::default(),
@@ -50,7 +50,7 @@ fn publish(hub: &Hub, services: &[(&str, bool)], nodes: &[(&str, bool)]) -> u64 
 
 fn begin(hub: &Arc<Hub>, node: &str) -> Session {
     let hello = pb::Hello::default();
-    let begun = Session::begin(&hub.fleet, &node.into(), &hello, String::new());
+    let begun = Session::begin(hub.agents(), &node.into(), &hello, String::new());
     begun.unwrap().0
 }
 
@@ -234,12 +234,12 @@ fn a_service_that_is_not_served_says_why() {
         "nothing was read yet"
     );
     let revision = publish(&hub, &[("web", true)], &[]);
-    hub.store.set_synced();
-    hub.store.set_trust(Trust::Partial("half a file".into()));
+    hub.store().set_synced();
+    hub.store().set_trust(Trust::Partial("half a file".into()));
     let (uncertain, _, reason) = state("api");
     assert_eq!(uncertain, ServiceState::Uncertain);
     assert!(reason.contains("half a file"), "{reason}");
-    hub.store.set_trust(Trust::Whole);
+    hub.store().set_trust(Trust::Whole);
     assert_eq!(state("api").0, ServiceState::Unknown);
     assert_eq!(state("api").1, 0, "the agent has not reported");
     session.report(report(revision, revision));

@@ -12,7 +12,7 @@ use kplane_util::clock::millis;
 use kplane_view::time::Time;
 use tonic::Status;
 
-use crate::server::closing;
+use crate::server::policy_index::ask_if_enforced;
 
 /// What has an address.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -69,7 +69,7 @@ impl Names {
         addresses: impl Iterator<Item = IpAddr>,
     ) -> Result<Self, Status> {
         let addresses: HashSet<IpAddr> = addresses.collect();
-        let pods = hub.policies(move |policies, _| {
+        let pods = ask_if_enforced(hub.index(), move |policies, _| {
             let known = addresses.into_iter();
             let holder = |ip| {
                 let pod = policies.pod_at(ip)?.clone();
@@ -78,8 +78,8 @@ impl Names {
             };
             known.filter_map(holder).collect()
         });
-        let pods = pods.await.map_err(closing)?;
-        Ok(Self::new(pods, hub.store.nodes().into_values()))
+        let pods = pods.await?;
+        Ok(Self::new(pods, hub.store().nodes().into_values()))
     }
 
     pub(in crate::server) fn new(

@@ -125,7 +125,7 @@ async fn nodes_without_agents_so_far_have_their_share() {
     let guard = CliffGuard::default();
     let (hub, _) = Hub::new(1, "test", Admission::default(), guard, batches);
     assert_eq!(share(&hub, None), OF_AGENT);
-    hub.store.publish(Publication {
+    hub.store().publish(Publication {
         services: Vec::new(),
         nodes: (0..1_000).map(|n| NodeFacts::sample(&format!("n{n}"))).collect(),
         policies: Default::default(),

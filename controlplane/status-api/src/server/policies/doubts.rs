@@ -1,6 +1,6 @@
 //! What is doubtful about a NetworkPolicy, as warnings.
 
-use kplane_agents::hub::Hub;
+use kplane_agents::hub::IndexHandle;
 use kplane_desired_state::index::Selection;
 use kplane_desired_state::k8s::Kind;
 use kplane_model::{
@@ -9,7 +9,6 @@ use kplane_model::{
 use kplane_policy::{Doubt, NetworkPolicy, PeerSpec};
 use tonic::Status;
 
-use super::super::closing;
 use super::super::policy_index::ask;
 use super::{rules, words};
 
@@ -71,7 +70,7 @@ fn warning(policy: &PolicyName, code: Reason, reason: String) -> Issue {
 /// Returns a warning if a rule names addresses of clients, and a Service leads clients from outside to the policy's Pods
 /// with the addresses of nodes.
 pub(super) async fn masqueraded(
-    hub: &Hub,
+    index: &IndexHandle,
     policy: &NetworkPolicy,
 ) -> Result<Option<Issue>, Status> {
     let Some((rule, peer)) = first_block(policy) else {
@@ -81,13 +80,13 @@ pub(super) async fn masqueraded(
         namespace: policy.name.namespace.to_string(),
         ..Selection::default()
     };
-    let views = hub.ports(selection).await.map_err(closing)?.ports;
+    let page = index.look(move |index| index.ports(&selection)).await?;
     let name = policy.name.clone();
     let is_masqueraded = |port: &ServicePort| {
         port.externally_accessible() && port.external_policy == TrafficPolicy::Cluster
     };
-    let service = ask(hub, move |policies, _| {
-        let mut views = views.iter().filter(|view| is_masqueraded(&view.port));
+    let service = ask(index, move |policies, _| {
+        let mut views = page.ports.iter().filter(|view| is_masqueraded(&view.port));
         let found = views.find(|view| {
             let pods = view.endpoints.iter().take(ENDPOINTS);
             let mut pods = pods.filter_map(|of| policies.pod_at(of.addr.ip));

@@ -35,7 +35,7 @@ pub(in super::super) async fn isolated(
     let endpoints = detail.ports.iter().flat_map(|view| &view.endpoints);
     let addresses = endpoints.take(ENDPOINTS).map(|of| of.addr.ip);
     let addresses: BTreeSet<_> = addresses.collect();
-    let found = ask_if_enforced(agents.hub, move |policies, _| {
+    let found = ask_if_enforced(agents.hub.index(), move |policies, _| {
         Isolated::of(policies, &addresses)
     });
     let Some(found) = found.await?.filter(|found| !found.pods.is_empty()) else {

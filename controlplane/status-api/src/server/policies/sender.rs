@@ -1,6 +1,6 @@
 //! The Pod that sends a packet, by its name.
 
-use kplane_agents::hub::Hub;
+use kplane_agents::hub::IndexHandle;
 use kplane_model::{Family, PodName};
 use kplane_proto::v1 as pb;
 use tonic::Status;
@@ -15,7 +15,7 @@ use super::named;
 /// # Errors
 /// A name that is none, a Pod that is not known, and a node that is not the Pod's.
 pub(in super::super) async fn send_by_pod(
-    hub: &Hub,
+    index: &IndexHandle,
     request: &mut pb::ExplainRequest,
     to: Family,
 ) -> Result<(), Status> {
@@ -28,7 +28,7 @@ pub(in super::super) async fn send_by_pod(
         )
     })?;
     bounded_names(&[&pod.namespace, &pod.name])?;
-    let (node, addresses) = match place_of(hub, &pod).await? {
+    let (node, addresses) = match place_of(index, &pod).await? {
         None if !request.node.is_empty() => return Ok(()),
         None => {
             return Err(Status::failed_precondition(format!(

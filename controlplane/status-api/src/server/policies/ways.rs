@@ -4,7 +4,7 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::sync::Arc;
 
-use kplane_agents::hub::Hub;
+use kplane_agents::hub::IndexHandle;
 use kplane_model::fate::{Sender, Source};
 use kplane_model::{
     Direction, Endpoint, EndpointAddr, Family, NodeFacts, Protocol, Reason, Severity,
@@ -93,14 +93,14 @@ impl Ways {
     /// it, if they would not.
     pub(in super::super) async fn judge(
         self,
-        hub: &Hub,
+        index: &IndexHandle,
         explanation: &mut pb::Explanation,
     ) -> Result<Option<&'static str>, Status> {
         if self.ways.is_empty() {
             return Ok(None);
         }
         let (all, is_node) = (self.all, self.is_node);
-        let judged = ask_if_enforced(hub, move |policies, _| self.judged(policies));
+        let judged = ask_if_enforced(index, move |policies, _| self.judged(policies));
         let Some(judged) = judged.await? else {
             return Ok(None);
         };

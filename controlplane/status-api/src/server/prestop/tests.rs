@@ -66,7 +66,7 @@ async fn no_pod_is_gone_before_the_source_is_read_and_agents_are_back() {
     source.send(batch()).await.unwrap();
     let outcome = ask(&hub, Duration::from_millis(300)).await;
     assert_eq!(outcome, Some(LeavingOutcome::Bound));
-    let latest = hub.departures.latest();
+    let latest = hub.streams().departures.latest();
     assert_eq!(latest.last().unwrap().1.reason, "n1 did not confirm");
 }
 
@@ -81,7 +81,7 @@ async fn the_time_of_a_hook_counts_for_a_pod_that_is_terminating() {
     let short = Duration::from_millis(20);
     let serving = ask_of(&hub, 2, [Duration::from_secs(30), short]).await;
     assert_eq!(serving, Some(LeavingOutcome::Bound));
-    let first = hub.departures.latest().last().unwrap().1.clone();
+    let first = hub.streams().departures.latest().last().unwrap().1.clone();
     assert!(first.waited_ms < 30_000, "{first:?}");
     let reason = first.reason.clone();
     assert!(
@@ -93,7 +93,7 @@ async fn the_time_of_a_hook_counts_for_a_pod_that_is_terminating() {
         ask_of(&hub, 1, [long, short]).await,
         Some(LeavingOutcome::Bound)
     );
-    let last = hub.departures.latest().last().unwrap().1.clone();
+    let last = hub.streams().departures.latest().last().unwrap().1.clone();
     assert_eq!(last.reason, "n1 did not confirm");
     assert!(last.waited_ms >= 300, "{last:?}");
 }
@@ -115,6 +115,6 @@ async fn a_node_that_its_neighbours_do_not_reach_need_not_confirm() {
         asked: 3,
     };
     let nodes = [("n1".into(), suspicion)].into();
-    hub.suspects.replace(Suspicions { nodes, act: false });
+    hub.suspects().replace(Suspicions { nodes, act: false });
     assert_eq!(asked.await, Some(LeavingOutcome::Gone));
 }

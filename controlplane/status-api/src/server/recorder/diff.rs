@@ -49,8 +49,8 @@ pub(super) fn diff(hub: &Hub, others: &Collected, node: &str) -> Result<pb::Diff
         }
     }
     let mut notes = Vec::new();
-    if report.epoch == hub.store.epoch() {
-        let pending = hub.store.pending(node, report.applied_revision, SERVICES);
+    if report.epoch == hub.store().epoch() {
+        let pending = hub.store().pending(node, report.applied_revision, SERVICES);
         for (service, revision) in pending {
             let reason = format!(
                 "the kernel holds revision {}, and it changed with revision {revision}",
@@ -69,7 +69,7 @@ pub(super) fn diff(hub: &Hub, others: &Collected, node: &str) -> Result<pb::Diff
         ));
     }
     notes.extend(about(report));
-    let total = hub.summary().borrow().totals.services;
+    let total = hub.index().summary().borrow().totals.services;
     Ok(pb::Diff {
         left: format!(
             "what node {node} should hold: revision {}",

@@ -2,6 +2,7 @@
 //!
 //! Revisions of replicas do not compare. Changes of two replicas are the same one if they have the same causes.
 
+use kplane_agents::fleet::AgentRegistry;
 use std::cmp::Reverse;
 use std::time::SystemTime;
 
@@ -50,9 +51,10 @@ pub(in crate::server) fn of_own_agents(
     let Ok(name) = service_name(request) else {
         return pb::ServiceHistory::default();
     };
-    let found = hub.recorder.of(&name, limit(request.limit, CHANGES));
+    let recorder = &hub.notices().recorder;
+    let found = recorder.of(&name, limit(request.limit, CHANGES));
     let changes = found.changes.iter();
-    let changes = changes.map(|change| of_change(hub, change, &request.node));
+    let changes = changes.map(|change| of_change(hub.agents(), change, &request.node));
     pb::ServiceHistory {
         changes: changes.collect(),
         now_ms: millis(SystemTime::now()),
@@ -62,7 +64,7 @@ pub(in crate::server) fn of_own_agents(
     }
 }
 
-fn of_change(hub: &Hub, change: &Change, only: &str) -> pb::ServiceChange {
+fn of_change(agents: &AgentRegistry, change: &Change, only: &str) -> pb::ServiceChange {
     let mut answer = pb::ServiceChange {
         revision: change.revision,
         observed_ms: change.observed_ms,
@@ -78,7 +80,7 @@ fn of_change(hub: &Hub, change: &Change, only: &str) -> pb::ServiceChange {
     let concerned = |node: &str| change.shared || has_endpoint(change, node);
     if only.is_empty() {
         let (mut slowest, mut waiting) = (Vec::new(), Vec::new());
-        hub.fleet.reached(change.revision, |node, reached, applied| {
+        agents.reached(change.revision, |node, reached, applied| {
             if !concerned(node) {
                 return;
             }
@@ -102,7 +104,7 @@ fn of_change(hub: &Hub, change: &Change, only: &str) -> pb::ServiceChange {
             .iter()
             .map(|(at, before, applied, node)| named(node, *at, *before, *applied));
         (answer.slowest, answer.waiting) = (slowest.collect(), waiting);
-    } else if let Some((reached, applied)) = hub.fleet.reached_by(only, change.revision)
+    } else if let Some((reached, applied)) = agents.reached_by(only, change.revision)
         && concerned(only)
     {
         let node = NodeName::from(only);

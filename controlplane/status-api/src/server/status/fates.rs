@@ -25,10 +25,10 @@ impl StatusServer {
         tries: bool,
     ) -> Result<pb::TryResponse, Status> {
         let name = ServiceName::new(&request.namespace, &request.name);
-        let detail = detail(&self.hub, &name).await?;
+        let detail = detail(self.hub.index(), &name).await?;
         if !request.sender_pod.is_empty() {
             let to = why::family(&request, &detail);
-            policies::send_by_pod(&self.hub, &mut request, to).await?;
+            policies::send_by_pod(self.hub.index(), &mut request, to).await?;
         }
         let others = self.others(&name).await;
         let node = on_node(&self.hub, &name, &request.node, &others)?;
@@ -36,7 +36,7 @@ impl StatusServer {
         let Some((expected, ways)) = expected else {
             return Ok(attempts::not_proxied(explanation));
         };
-        let unlike = ways.judge(&self.hub, &mut explanation).await?;
+        let unlike = ways.judge(self.hub.index(), &mut explanation).await?;
         let mut plan = attempts::Plan::new(&explanation, expected.protocol(), tries);
         let is_own = |to: SocketAddr| node.facts.addresses.contains(&to.ip());
         if why::comes_from_outside(&request) && explanation.to.parse().is_ok_and(is_own) {

@@ -99,7 +99,7 @@ async fn hub_of(enforce: bool, objects: Vec<Object>) -> Arc<Hub> {
         observed_at: SystemTime::now(),
     };
     sink.send(batch).await.unwrap();
-    let mut head = hub.store.head();
+    let mut head = hub.store().head();
     let synced = head.wait_for(|head| head.synced);
     timeout(DEADLINE, synced).await.unwrap().unwrap();
     hub
@@ -542,7 +542,7 @@ fn counting_agent(
     node: &str,
     reported: &'static [(&str, pb::PolicyDirection, u64)],
 ) -> Session {
-    let begun = Session::begin(&hub.fleet, &node.into(), &hello(node), String::new());
+    let begun = Session::begin(hub.agents(), &node.into(), &hello(node), String::new());
     let (session, _, mut questions) = begun.unwrap();
     tokio::spawn(async move {
         while let Some(asked) = questions.recv().await {

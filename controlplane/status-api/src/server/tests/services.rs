@@ -34,7 +34,7 @@ impl Cluster {
         events.extend(objects.into_iter().map(apply));
         events.extend(Kind::ALL.into_iter().map(Event::InitDone));
         cluster.send(events).await;
-        let mut head = cluster.hub.store.head();
+        let mut head = cluster.hub.store().head();
         let synced = head.wait_for(|head| head.synced);
         timeout(DEADLINE, synced).await.unwrap().unwrap();
         cluster

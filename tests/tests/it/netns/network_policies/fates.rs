@@ -81,7 +81,7 @@ async fn tell(case: &Case, questions: &[(&Question, (u16, u8))]) -> Result<()> {
         observed_at,
     })
     .await?;
-    let mut head = hub.store.head();
+    let mut head = hub.store().head();
     head.wait_for(|head| head.synced).await?;
     let server = StatusServer::new(hub);
     for (question, (number, node)) in questions {

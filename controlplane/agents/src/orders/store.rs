@@ -19,7 +19,7 @@ const PATIENCE: Duration = Duration::from_secs(30);
 
 /// The orders in force; `None` until the document was read.
 #[derive(Debug)]
-pub struct Board {
+pub struct OverrideStore {
     orders: watch::Sender<Option<Arc<Orders>>>,
     place: OnceLock<Place>,
     /// The problem with the document.
@@ -28,8 +28,8 @@ pub struct Board {
     unwritable: Mutex<Option<String>>,
 }
 
-/// Creates a board without orders and without a place to keep any.
-impl Default for Board {
+/// Creates a store without orders and without a place to keep any.
+impl Default for OverrideStore {
     fn default() -> Self {
         Self {
             orders: watch::Sender::new(Some(Arc::default())),
@@ -40,7 +40,7 @@ impl Default for Board {
     }
 }
 
-impl Board {
+impl OverrideStore {
     /// Sets the place of the document. The orders are unknown from now until `follow` has read it.
     pub fn keep_in(&self, place: Place) {
         if self.place.set(place).is_ok() {
