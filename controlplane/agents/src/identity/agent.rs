@@ -5,11 +5,11 @@ use kplane_model::NodeName;
 use super::{Authenticator, Identity, Proof, Refusal, RefusalReason};
 
 impl Authenticator {
-    /// Checks that an identity is that of a node's agent.
-    pub(super) fn is_agent(&self, who: &Identity, node: &NodeName) -> Result<(), Refusal> {
+    /// Checks that an identity is that of the agent of a node that exists now.
+    pub(super) async fn is_agent(&self, who: &Identity, node: &NodeName) -> Result<(), Refusal> {
         let name = &who.subject.name;
         match who.node(&self.accounts) {
-            Some(own) if own == &**node => Ok(()),
+            Some(own) if own == &**node => self.is_same_node(who, node).await,
             Some(own) => Err(Refusal::new(
                 RefusalReason::OtherNode,
                 format!(
@@ -37,11 +37,7 @@ impl Authenticator {
 
     /// Checks that a token is bound to the Node that exists now, and not to an earlier one of the same name. The API
     /// server does not compare them for tokens of pods.
-    pub(super) async fn is_same_node(
-        &self,
-        who: &Identity,
-        node: &NodeName,
-    ) -> Result<(), Refusal> {
+    async fn is_same_node(&self, who: &Identity, node: &NodeName) -> Result<(), Refusal> {
         let Some(bound) = who.binding().and_then(|binding| binding.uid) else {
             return Ok(());
         };

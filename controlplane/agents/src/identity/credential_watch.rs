@@ -5,6 +5,7 @@
 
 use std::time::Duration;
 
+use futures_util::future::OptionFuture;
 use kplane_model::NodeName;
 use kplane_tls::Token;
 use tokio::sync::{oneshot, watch};
@@ -87,14 +88,9 @@ async fn watch(
     // Whatever the agent sends does not put it off.
     let mut checks_at = recheck();
     loop {
-        let ends = async {
-            match watched.end {
-                Some(end) => sleep_until(end).await,
-                None => std::future::pending().await,
-            }
-        };
+        let ends = OptionFuture::from(watched.end.map(sleep_until));
         tokio::select! {
-            () = ends => if !watched.renew().await {
+            Some(()) = ends => if !watched.renew().await {
                 let text = "the credential has ended; the agent must connect with a renewed one";
                 return watched.over(Refusal::new(RefusalReason::Ended, text));
             },
