@@ -4,14 +4,16 @@
 //! stream. It still sends pings and reports, so that the control plane knows that the agent is
 //! alive.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::time::Duration;
 
 use futures_util::StreamExt;
-use futures_util::future::BoxFuture;
+use futures_util::future::{BoxFuture, OptionFuture};
 use kplane_model::{RangeDigests, is_number_of_ranges};
 use kplane_proto::v1 as pb;
-use kplane_proto::v1::{agent_message, server_message};
+use kplane_proto::v1::agent_message::Kind;
+use kplane_proto::v1::server_message;
 use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, sleep_until};
 use tonic::Status;
@@ -46,44 +48,66 @@ type PendingInspection = BoxFuture<'static, Result<pb::Inspection, Stopped>>;
 
 pub(super) struct Live {
     link: Link,
-    epoch: u64,
-    reports: watch::Receiver<Report>,
-    collector: Collector,
-    waiting: Waiting,
-    /// The last question, until it is answered.
-    question: Option<PendingInspection>,
-    /// The control plane's question about ranges, until the engine has answered it.
-    comparison: Option<Comparison>,
+    since: Instant,
+    intake: Intake,
+    pending: Pending,
     /// Questions about Pods that wait to end.
     prestop: Prestop,
-    /// The counts of real servers that the control plane last received.
-    servers_reported: [Option<ServerCounts>; 2],
+    reporting: Reporting,
+    alive: Keepalive,
+    /// The messages to send as soon as there is room: the latest of each kind, if it is known already.
+    due: BTreeMap<Outgoing, Option<Kind>>,
+}
+
+/// The messages of a stream, in the order in which they are sent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Outgoing {
+    Pong,
+    Inspection,
+    Leaving,
+    Ranges,
+    Renewal,
+    Ping,
+    Report,
+    Beat,
+}
+
+/// Updates on their way to the engine.
+struct Intake {
+    collector: Collector,
+    waiting: Waiting,
     /// The last update that arrived, taken or not.
     received: Option<Position>,
-    since: Instant,
+}
+
+/// The control plane's questions that the engine has not answered.
+#[derive(Default)]
+struct Pending {
+    /// The last question.
+    inspection: Option<PendingInspection>,
+    /// The question about ranges.
+    comparison: Option<Comparison>,
+}
+
+/// What the control plane learns of the engine.
+struct Reporting {
+    reports: watch::Receiver<Report>,
+    report_pacing: ReportPacing,
+    /// The counts of real servers that the control plane last received.
+    servers_reported: [Option<ServerCounts>; 2],
+}
+
+/// The signs of life of both sides.
+struct Keepalive {
     /// The time of the control plane's last message.
     heard: Instant,
     next_ping: Instant,
+    /// The last ping, until it is answered.
+    asked: Option<(u64, Instant)>,
     /// Longest time between two messages to the control plane; `None` = it does not ask for beats.
     beat: Option<Duration>,
     /// The time of the last message to the control plane.
     sent: Instant,
-    /// The last ping, until it is answered.
-    asked: Option<(u64, Instant)>,
-    due: Due,
-    report_pacing: ReportPacing,
-}
-
-/// The messages to send as soon as there is room: the latest of each kind.
-#[derive(Debug, Default)]
-struct Due {
-    pong: Option<u64>,
-    inspection: Option<pb::Inspection>,
-    ranges: Option<pb::Ranges>,
-    renewal: bool,
-    ping: bool,
-    beat: bool,
-    report: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -122,31 +146,31 @@ impl Live {
         beat_ms: u32,
     ) -> Self {
         let beat = Duration::from_millis(beat_ms.into());
-        let beat = Some(beat.max(MIN_BEAT)).filter(|_| beat_ms > 0);
         let now = Instant::now();
         Self {
             link,
-            epoch: collector.epoch(),
-            reports,
-            collector,
-            waiting: Waiting::default(),
-            question: None,
-            comparison: None,
-            prestop: Prestop::default(),
-            servers_reported: Default::default(),
-            received: None,
             since: now,
-            heard: now,
-            next_ping: now,
-            beat,
-            sent: now,
-            asked: None,
-            // A new connection starts with a report.
-            due: Due {
-                report: true,
-                ..Due::default()
+            intake: Intake {
+                collector,
+                waiting: Waiting::default(),
+                received: None,
             },
-            report_pacing: ReportPacing::default(),
+            pending: Pending::default(),
+            prestop: Prestop::default(),
+            reporting: Reporting {
+                reports,
+                report_pacing: ReportPacing::default(),
+                servers_reported: Default::default(),
+            },
+            alive: Keepalive {
+                heard: now,
+                next_ping: now,
+                asked: None,
+                beat: (beat_ms > 0).then(|| beat.max(MIN_BEAT)),
+                sent: now,
+            },
+            // A new connection starts with a report.
+            due: BTreeMap::from([(Outgoing::Report, None)]),
         }
     }
 
@@ -159,7 +183,7 @@ impl Live {
     pub(super) async fn step(&mut self, shared: &mut LastingState) -> Result<StepOutcome, Lost> {
         match self.event(shared).await {
             Event::Heard(Some(Ok(message))) => {
-                self.heard = Instant::now();
+                self.alive.heard = Instant::now();
                 return self.message(message, shared);
             }
             Event::Heard(Some(Err(status))) => return Err(Lost::Broken(Box::new(status))),
@@ -169,35 +193,43 @@ impl Live {
             Event::Taken(Some(taken)) => {
                 // The agent may not have read the stream meanwhile, so the silence was not the control
                 // plane's.
-                self.heard = Instant::now();
+                self.alive.heard = Instant::now();
                 taken??;
                 return Ok(StepOutcome::UpdateTaken);
             }
             Event::Answered(reported) => {
-                self.question = None;
-                self.due.inspection = Some(reported?);
+                self.pending.inspection = None;
+                self.due.insert(Outgoing::Inspection, Some(Kind::Inspection(reported?)));
             }
             Event::Compared(digests) => {
-                self.comparison = None;
+                self.pending.comparison = None;
                 let digests = digests?.map_or_else(Vec::new, |digests| digests.to_bytes());
-                self.due.ranges = Some(pb::Ranges { digests });
+                self.due.insert(Outgoing::Ranges, Some(Kind::Ranges(pb::Ranges { digests })));
             }
-            Event::Prestop => {}
+            Event::Prestop => {
+                self.due.remove(&Outgoing::Leaving);
+                self.send_if(self.prestop.is_due(), Outgoing::Leaving);
+            }
             Event::PingDue => {
-                self.next_ping = Instant::now() + PING_INTERVAL;
-                self.due.ping = true;
-                self.due.renewal |= self.link.token.as_ref().is_some_and(Presented::is_stale);
+                self.alive.next_ping = Instant::now() + PING_INTERVAL;
+                self.send_if(true, Outgoing::Ping);
+                let is_stale = self.link.token.as_ref().is_some_and(Presented::is_stale);
+                self.send_if(is_stale, Outgoing::Renewal);
                 // A change of the servers wakes no receiver: see `Report::servers`.
-                self.due.report |= self.reports.borrow().servers != self.servers_reported;
-                let over = |notice: &mut Notice| notice.until <= self.next_ping;
-                self.due.report |= shared.notice.take_if(over).is_some();
+                let servers =
+                    self.reporting.reports.borrow().servers != self.reporting.servers_reported;
+                let over = |notice: &mut Notice| notice.until <= self.alive.next_ping;
+                let is_over = shared.notice.take_if(over).is_some();
+                self.send_if(servers || is_over, Outgoing::Report);
             }
             Event::Silent => return Err(Lost::Silent(SILENCE)),
             Event::Reported(Ok(())) => {
-                self.due.report |= self.report_pacing.observe(&self.reports.borrow_and_update());
+                let of = &mut self.reporting;
+                let is_urgent = of.report_pacing.hear(&of.reports.borrow_and_update());
+                self.send_if(is_urgent, Outgoing::Report);
             }
-            Event::BeatDue => self.due.beat = true,
-            Event::ReportDue => self.due.report = true,
+            Event::BeatDue => self.send_if(true, Outgoing::Beat),
+            Event::ReportDue => self.send_if(true, Outgoing::Report),
             Event::Reported(Err(_)) => return Err(Stopped.into()),
             Event::Room(Ok(permit)) => self.send(permit, shared),
         }
@@ -207,58 +239,37 @@ impl Live {
     async fn event(&mut self, shared: &mut LastingState) -> Event {
         let Self {
             link,
-            waiting,
-            question,
-            comparison,
-            reports,
-            due,
+            intake,
+            pending,
             prestop,
+            reporting,
+            alive,
+            due,
             ..
         } = self;
         let (engine, questions) = (&shared.engine, &mut shared.prestop);
-        let reads = waiting.has_room();
-        let answered = async {
-            match question {
-                Some(answer) => answer.await,
-                None => std::future::pending().await,
-            }
-        };
-        let compared = async {
-            match comparison {
-                Some(comparison) => comparison.await,
-                None => std::future::pending().await,
-            }
-        };
-        let report_at = self.report_pacing.due();
-        let report_due = async {
-            match report_at {
-                Some(at) => sleep_until(at).await,
-                None => std::future::pending().await,
-            }
-        };
-        let beat_at = self.beat.map(|beat| self.sent + beat);
-        let beat_due = async {
-            match beat_at {
-                Some(at) => sleep_until(at).await,
-                None => std::future::pending().await,
-            }
-        };
+        let reads = intake.waiting.has_room();
+        let answered = OptionFuture::from(pending.inspection.as_mut());
+        let compared = OptionFuture::from(pending.comparison.as_mut());
+        let report_due = OptionFuture::from(reporting.report_pacing.due().map(sleep_until));
+        let beat_due = alive.beat.map(|beat| sleep_until(alive.sent + beat));
+        let beat_due = OptionFuture::from(beat_due);
         let outbox = link.outbox.clone();
         // The control plane's messages come after everything that is bounded by itself, so that no flood of them delays
         // a report. They come before the silence, which does not count if this process was stopped meanwhile.
         tokio::select! {
             biased;
-            taken = waiting.next(engine) => Event::Taken(taken),
-            reported = answered => Event::Answered(reported),
-            digests = compared => Event::Compared(digests),
-            changed = reports.changed() => Event::Reported(changed),
-            permit = outbox.reserve_owned(), if due.any() || prestop.is_due() => Event::Room(permit),
-            () = sleep_until(self.next_ping) => Event::PingDue,
-            () = beat_due, if !due.any() => Event::BeatDue,
-            () = report_due, if !due.report => Event::ReportDue,
+            taken = intake.waiting.next(engine) => Event::Taken(taken),
+            Some(reported) = answered => Event::Answered(reported),
+            Some(digests) = compared => Event::Compared(digests),
+            changed = reporting.reports.changed() => Event::Reported(changed),
+            permit = outbox.reserve_owned(), if !due.is_empty() => Event::Room(permit),
+            () = sleep_until(alive.next_ping) => Event::PingDue,
+            Some(()) = beat_due, if due.is_empty() => Event::BeatDue,
+            Some(()) = report_due, if !due.contains_key(&Outgoing::Report) => Event::ReportDue,
             () = prestop.next(questions) => Event::Prestop,
             message = link.inbox.next(), if reads => Event::Heard(message),
-            () = sleep_until(self.heard + SILENCE), if reads => Event::Silent,
+            () = sleep_until(alive.heard + SILENCE), if reads => Event::Silent,
         }
     }
 
@@ -269,17 +280,18 @@ impl Live {
     ) -> Result<StepOutcome, Lost> {
         match message.kind {
             Some(server_message::Kind::Update(piece)) => {
-                if let Some(update) = self.collector.push(piece)? {
+                if let Some(update) = self.intake.collector.push(piece)? {
                     self.hand_over(update);
                 }
             }
-            Some(server_message::Kind::Ping(ping)) => self.due.pong = Some(ping.token),
+            Some(server_message::Kind::Ping(pb::Ping { token })) => {
+                let pong = Kind::Pong(pb::Pong { token });
+                self.due.insert(Outgoing::Pong, Some(pong));
+            }
             Some(server_message::Kind::Pong(pong)) => {
-                if let Some((token, at)) = self.asked
-                    && token == pong.token
-                {
+                let is_last = |(token, _): &mut (u64, Instant)| *token == pong.token;
+                if let Some((_, at)) = self.alive.asked.take_if(is_last) {
                     shared.round_trip = at.elapsed();
-                    self.asked = None;
                 }
             }
             Some(server_message::Kind::Inspect(inspect)) => self.ask(&inspect, shared),
@@ -308,9 +320,10 @@ impl Live {
         shared.named = std::mem::take(&mut heartbeat.replicas);
         let age = Duration::from_millis(heartbeat.upstream_age_ms);
         tracing::trace!(revision = heartbeat.revision, ?age, "heartbeat");
-        self.report_pacing.spread_over(heartbeat.report_within_ms);
-        self.collector.hear(&heartbeat.freshness);
-        if let Some(lag) = lag(&self.collector, &self.reports.borrow()) {
+        let report_pacing = &mut self.reporting.report_pacing;
+        report_pacing.spread_over(heartbeat.report_within_ms);
+        self.intake.collector.hear(&heartbeat.freshness);
+        if let Some(lag) = lag(&self.intake.collector, &self.reporting.reports.borrow()) {
             let in_touch = age < CUT_OFF;
             return Err(Lost::Behind { lag, in_touch });
         }
@@ -318,10 +331,11 @@ impl Live {
         if frozen != shared.frozen {
             tell(frozen.as_ref());
             shared.frozen = frozen;
-            self.due.report = true;
+            self.send_if(true, Outgoing::Report);
         }
         // A frozen node may lack newer updates.
-        if self.received.is_some() && self.waiting.is_empty() && shared.frozen.is_none() {
+        let intake = &self.intake;
+        if intake.received.is_some() && intake.waiting.is_empty() && shared.frozen.is_none() {
             shared.engine.confirmation().set(now_ms());
         }
         Ok(StepOutcome::UpstreamAge(age))
@@ -329,9 +343,10 @@ impl Live {
 
     /// Hands a complete update to the engine, and reports that it arrived.
     fn hand_over(&mut self, update: Update) {
-        self.received = Some(update.position);
-        self.due.report |= self.report_pacing.progress();
-        self.waiting.push(update);
+        self.intake.received = Some(update.position);
+        let is_urgent = self.reporting.report_pacing.progress();
+        self.send_if(is_urgent, Outgoing::Report);
+        self.intake.waiting.push(update);
     }
 
     /// Hands a question to the engine. A new question replaces an unanswered one.
@@ -339,7 +354,7 @@ impl Live {
         let engine = shared.engine.clone();
         let (peer_probe, connections) = (self.link.peer_probe.clone(), shared.connections.clone());
         let answer = answers::answer(engine, peer_probe, connections, inspect.clone());
-        self.question = Some(Box::pin(answer));
+        self.pending.inspection = Some(Box::pin(answer));
     }
 
     /// Asks the engine for the digests of ranges.
@@ -349,59 +364,67 @@ impl Live {
         let count = count
             .ok_or_else(|| Lost::Protocol(format!("a comparison of {} ranges", compare.ranges)))?;
         let engine = shared.engine.clone();
-        self.comparison = Some(Box::pin(async move { engine.ranges(count).await }));
+        self.pending.comparison = Some(Box::pin(async move { engine.ranges(count).await }));
         Ok(())
     }
 
+    /// Adds a message to those to send if it is due.
+    fn send_if(&mut self, is_due: bool, message: Outgoing) {
+        if is_due {
+            self.due.entry(message).or_default();
+        }
+    }
+
     fn send(&mut self, permit: mpsc::OwnedPermit<pb::AgentMessage>, shared: &mut LastingState) {
-        let kind = if let Some(token) = self.due.pong.take() {
-            agent_message::Kind::Pong(pb::Pong { token })
-        } else if let Some(inspection) = self.due.inspection.take() {
-            agent_message::Kind::Inspection(inspection)
-        } else if let Some(leaving) = self.prestop.take() {
-            agent_message::Kind::Leaving(leaving)
-        } else if let Some(ranges) = self.due.ranges.take() {
-            agent_message::Kind::Ranges(ranges)
-        } else if let Some(token) = self.renewal() {
-            agent_message::Kind::Renewal(token)
-        } else if std::mem::take(&mut self.due.ping) {
-            let token = rand::random();
-            self.asked = Some((token, Instant::now()));
-            agent_message::Kind::Ping(pb::Ping { token })
-        } else if !self.due.report {
-            agent_message::Kind::Beat(pb::Beat {})
-        } else {
-            self.due.report = false;
-            agent_message::Kind::Report(self.report(shared))
+        let kind = match self.due.pop_first() {
+            Some((_, Some(known))) => Some(known),
+            Some((Outgoing::Leaving, None)) => self.leaving(),
+            Some((Outgoing::Renewal, None)) => self.renewal(),
+            Some((Outgoing::Ping, None)) => Some(self.ping()),
+            Some((Outgoing::Report, None)) => Some(Kind::Report(self.report(shared))),
+            _ => None,
         };
+        let kind = kind.unwrap_or(Kind::Beat(pb::Beat {}));
         // Any message is as good as a beat.
-        (self.due.beat, self.sent) = (false, Instant::now());
+        self.due.remove(&Outgoing::Beat);
+        self.alive.sent = Instant::now();
         permit.send(pb::AgentMessage { kind: Some(kind) });
     }
 
-    /// Takes the newer token if it is due.
-    fn renewal(&mut self) -> Option<pb::Renewal> {
-        let is_due = std::mem::take(&mut self.due.renewal);
-        let presented = self.link.token.as_mut().filter(|_| is_due)?;
-        let token = presented.renew().as_str().to_owned();
+    /// Takes the next question about a Pod.
+    fn leaving(&mut self) -> Option<Kind> {
+        let leaving = self.prestop.take();
+        self.send_if(self.prestop.is_due(), Outgoing::Leaving);
+        leaving.map(Kind::Leaving)
+    }
+
+    /// Takes the newer token.
+    fn renewal(&mut self) -> Option<Kind> {
+        let token = self.link.token.as_mut()?.renew().as_str().to_owned();
         tracing::debug!("sending the renewed token");
-        Some(pb::Renewal { token })
+        Some(Kind::Renewal(pb::Renewal { token }))
+    }
+
+    fn ping(&mut self) -> Kind {
+        let token = rand::random();
+        self.alive.asked = Some((token, Instant::now()));
+        Kind::Ping(pb::Ping { token })
     }
 
     /// Returns the engine's latest report, with the fields that only the stream knows.
     fn report(&mut self, shared: &mut LastingState) -> pb::Report {
         let mut report = {
-            let latest = self.reports.borrow_and_update();
+            let latest = self.reporting.reports.borrow_and_update();
             let mut report = latest.to_wire();
-            report.steps = self.report_pacing.send(&latest);
-            self.servers_reported.clone_from(&latest.servers);
-            report.triggers_programmed =
-                latest.triggers_after(self.epoch, shared.triggers_reported);
+            report.steps = self.reporting.report_pacing.tell(&latest);
+            self.reporting.servers_reported.clone_from(&latest.servers);
+            let epoch = self.intake.collector.epoch();
+            report.triggers_programmed = latest.triggers_after(epoch, shared.triggers_reported);
             let newest = latest.triggers.back().map_or(0, |newest| newest.number);
             shared.triggers_reported = newest;
             report
         };
-        if let Some(received) = self.received {
+        if let Some(received) = self.intake.received {
             if report.epoch != received.epoch {
                 // The engine is still in another epoch, so nothing of this one is in the kernel.
                 report.epoch = received.epoch;
@@ -445,15 +468,10 @@ pub(super) fn lag(collector: &Collector, report: &Report) -> Option<Lag> {
     collector.lag(&report.cluster, &report.freshness)
 }
 
-impl Due {
-    fn any(&self) -> bool {
-        let answers = self.pong.is_some() || self.inspection.is_some() || self.ranges.is_some();
-        answers || self.renewal || self.ping || self.beat || self.report
-    }
-}
-
 impl fmt::Debug for Live {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Live").field("epoch", &self.epoch).finish_non_exhaustive()
+        f.debug_struct("Live")
+            .field("epoch", &self.intake.collector.epoch())
+            .finish_non_exhaustive()
     }
 }
