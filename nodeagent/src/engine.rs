@@ -30,7 +30,7 @@ pub use checkpoint::CheckpointSettings;
 pub use followers::Followers;
 pub use offline_start::OfflineStartSettings;
 
-use futures_util::future::BoxFuture;
+use futures_util::future::{BoxFuture, OptionFuture};
 use kplane_model::{RangeDigests, ServiceName};
 use tokio::sync::{mpsc, oneshot, watch};
 
@@ -404,13 +404,8 @@ async fn run(mut core: Core, inputs: Inputs, reports: &watch::Sender<Report>) {
     loop {
         // The descriptor is there while a policy is.
         policy_alarm.follow(core.policy_generation(), || core.policy_readiness());
-        let due = core.due();
-        let timer = async {
-            match due {
-                Some(at) => tokio::time::sleep_until(at.into()).await,
-                None => std::future::pending().await,
-            }
-        };
+        let due = core.due().map(|at| tokio::time::sleep_until(at.into()));
+        let timer = OptionFuture::from(due);
         // Updates come last: while they arrive faster than the kernel takes them, read-backs, repairs and questions
         // have their turns too. After each repair updates have a turn, since those of NetworkPolicies do not pause.
         tokio::select! {
@@ -422,7 +417,7 @@ async fn run(mut core: Core, inputs: Inputs, reports: &watch::Sender<Report>) {
                 core.configure(settings, Now::real());
                 reports.send_replace(core.report());
             }
-            () = timer => {
+            Some(()) = timer => {
                 let _busy = pulse.busy();
                 core.tick(Now::real());
                 reports.send_if_modified(|report| core.report().replace(report));

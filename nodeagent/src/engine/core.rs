@@ -1,11 +1,12 @@
 //! The engine's logic without its thread: every step is a call, and time is an argument.
 
 mod reached;
+mod taking;
 
 use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
-use kplane_model::{DesiredKey, Family, NodeFacts, RangeDigests, ServiceName};
+use kplane_model::{Family, NodeFacts, RangeDigests, ServiceName};
 
 use super::checkpoint::{Checkpoint, CheckpointSettings};
 use super::confirmation::Confirmation;
@@ -15,9 +16,7 @@ use super::offline_start::OfflineStart;
 use super::pipeline::{ApplyOutcome, Context, Pipeline};
 use super::policies::Policies;
 use super::warnings::Warnings;
-use crate::desired::{
-    Changes, Confidence, Counts, Desired, Dirty, Position, Refusal, Update, now_ms,
-};
+use crate::desired::{Confidence, Counts, Desired, Dirty, Position, now_ms};
 use crate::report::{Failure, NodeState, Report, Sync, micros, time};
 use kplane_dataplane::backend::{
     Applied, Backend, Description, Inspection, Notifications, Serving,
@@ -137,78 +136,6 @@ impl Core {
 
     pub(super) fn followers(&mut self) -> &mut Followers {
         &mut self.followers
-    }
-
-    /// Makes an update part of the desired state.
-    pub(super) fn take(&mut self, mut update: Update) -> Result<Work, Refusal> {
-        let started = Instant::now();
-        let origin = Origin {
-            arrived: update.arrived,
-            changed_at_ms: update.changed_at_ms,
-        };
-        let epoch = update.position.epoch;
-        let triggers = std::mem::take(&mut update.triggers);
-        let first = self.desired.position().is_none();
-        let held = self.desired.held_services();
-        let (stale, confirmed_ms) = (self.desired.is_stale(), update.arrived_at_ms);
-        let snapshot = update.snapshot;
-        let before = self.desired.position().map(|position| position.epoch);
-        let families = &mut self.families;
-        let serves = || families.iter_mut().any(Pipeline::has_services);
-        self.desired.forget_if_foreign(&update.cluster, serves);
-        let dirty = self.desired.apply(update)?;
-        let now = Now::real();
-        self.offline_start.answered();
-        self.checkpoint.confirmation().set(confirmed_ms);
-        if stale {
-            tracing::info!(
-                "a control plane has answered: the node is not served from the cache file any more"
-            );
-        }
-        self.checkpoint.taken(first, &self.desired, &mut self.families, now);
-        let released = self.desired.held_services() < held;
-        let changed =
-            dirty.node_changed || !dirty.services.is_empty() || !dirty.policies.is_empty();
-        if changed && let Some(position) = self.desired.position() {
-            // What an agent keeps may go without a new revision.
-            let families = self.families.iter_mut();
-            families.for_each(|family| family.retract(position));
-            self.policies.retract(position);
-        }
-        // Another epoch makes another resume token.
-        if released || changed || before != Some(epoch) {
-            self.checkpoint.changed(released, now.instant);
-        }
-        for trigger in triggers {
-            self.families[trigger.family as usize].triggered(epoch, trigger);
-        }
-        if dirty.node_changed {
-            Warnings::detector(&self.settings, self.desired.node());
-        }
-        self.settings.last_known = self.desired.last_known();
-        self.warnings.about(&self.settings, &self.desired);
-        self.behind.get_or_insert(origin);
-        self.unknown_kinds += dirty.unknown_kinds;
-        self.snapshots += u64::from(snapshot);
-        for (pipeline, family) in self.families.iter_mut().zip(Family::ALL) {
-            pipeline.queue(origin.arrived);
-            let changes = dirty.changes[family as usize];
-            if dirty.node_changed || changes != Changes::default() {
-                self.followers.counters(family).queued(changes, now.ms);
-            }
-        }
-        for (key, reason) in &dirty.rejects {
-            tracing::warn!(
-                object = key.as_ref().map_or_else(String::new, named),
-                reason,
-                "an object is invalid: the kernel keeps what it holds of it, and gets all other objects"
-            );
-        }
-        Ok(Work {
-            dirty,
-            origin,
-            decode: started.elapsed(),
-        })
     }
 
     /// Brings the kernel up to the desired state, each family on its own.
@@ -464,16 +391,6 @@ impl Core {
             services: v4.services + v6.services,
             endpoints: v4.endpoints + v6.endpoints,
         }
-    }
-}
-
-/// Returns an object's name, human-readable.
-fn named(key: &DesiredKey) -> String {
-    match key {
-        DesiredKey::Service(key) => key.to_string(),
-        DesiredKey::Local(key) => format!("endpoints of {key} on the node"),
-        DesiredKey::Node => "facts of the node".to_owned(),
-        DesiredKey::Policy(key) => key.to_string(),
     }
 }
 

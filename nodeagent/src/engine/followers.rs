@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, HashSet, VecDeque};
 use std::sync::Arc;
 use std::time::UNIX_EPOCH;
 
+use futures_util::future::OptionFuture;
 use kplane_dataplane::conntrack::{ConntrackCounts, FailedScans};
 use kplane_dataplane::plan::{NodePlan, NodeSettings};
 use kplane_model::{Family, ServiceKey, ServiceName, TrafficPolicy};
@@ -256,17 +257,12 @@ impl Followers {
 
     /// Waits until [`Self::failures`], [`Self::canary`], [`Self::findings`] or [`Self::avoided`] changes.
     pub(super) async fn changed(&mut self) {
-        let canary = async {
-            match &mut self.canary {
-                Some(canary) => canary.changed().await,
-                None => std::future::pending().await,
-            }
-        };
+        let canary = self.canary.as_mut().map(|canary| canary.changed());
         tokio::select! {
             biased;
             () = self.health.failures_changed() => {}
             () = changed(self.competing_proxy.as_mut()) => {}
-            () = canary => {}
+            Some(()) = OptionFuture::from(canary) => {}
             () = changed(self.host_checks.as_mut()) => {}
             () = changed(self.proxy.as_mut()) => {}
         }
