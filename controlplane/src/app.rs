@@ -2,14 +2,14 @@
 
 mod error;
 mod flags;
-mod orders;
+mod overrides;
 mod ports;
 mod protection;
 
 pub use error::{BuildError, TaskError};
 pub use flags::TlsFlags;
 pub use kplane_desired_state::inside::Origin;
-pub use orders::{State, StateFlags, pod_namespace};
+pub use overrides::{State, StateFlags, pod_namespace};
 pub use protection::Protection;
 
 use std::net::SocketAddr;
@@ -76,7 +76,7 @@ pub struct Config {
     pub own_node: Option<NodeName>,
     /// The cluster's name from `--cluster-name`, if it was given.
     pub cluster_name: Option<String>,
-    /// Place of the operators' standing orders; `None` = the control plane takes none.
+    /// Place of the operators' overrides; `None` = the control plane takes none.
     pub state: Option<State>,
 }
 
@@ -333,7 +333,7 @@ async fn start_hub(
             "--startup-taint has no effect: only a control plane with an API server can change Nodes"
         );
     }
-    orders::keep(&hub, config, api.as_ref(), tasks);
+    overrides::keep(&hub, config, api.as_ref(), tasks);
     let sweep = fleet::forget_strangers(Arc::clone(hub.agents()));
     tasks.spawn(async move {
         sweep.await;

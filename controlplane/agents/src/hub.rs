@@ -21,7 +21,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::draining::Draining;
 use crate::fleet::AgentRegistry;
-use crate::orders::OverrideStore;
+use crate::overrides::OverrideStore;
 use crate::peers::Listed;
 use crate::prestop::PrestopQuestions;
 use crate::snapshots::Snapshots;

@@ -19,14 +19,14 @@
 
 mod agent;
 mod audit;
-mod claims;
 mod authenticator;
+mod claims;
+mod credential_watch;
 mod keys;
 mod refusal;
 mod reviews;
 mod rights;
 mod rules;
-mod credential_watch;
 mod token_file;
 mod tokens;
 mod watches;
@@ -35,13 +35,15 @@ mod watches;
 mod tests;
 
 pub use audit::{Audit, AuditLog};
+pub use authenticator::{
+    Authenticator, AuthenticatorConfig, AuthenticatorError, Caller, Port, WATCHES, spawn_watch,
+};
 pub use claims::Parts;
-pub use authenticator::{Authenticator, AuthenticatorConfig, AuthenticatorError, Port, Caller, WATCHES, spawn_watch};
+pub use credential_watch::CredentialWatch;
 pub use keys::{Checked, KeySet, Published};
 pub use refusal::{Refusal, RefusalReason};
 pub use rights::{ADMINS, REPLICAS, Right};
 pub use rules::Rules;
-pub use credential_watch::CredentialWatch;
 pub use token_file::TokenTable;
 pub use watches::WatchPermit;
 
@@ -124,9 +126,7 @@ impl Identity {
             Proof::Certificate | Proof::ListedToken => self.subject.node(),
             Proof::ApiToken { node, for_kplane } => {
                 let is_agent = *for_kplane && accounts.contains(&self.subject.name);
-                node.as_ref()
-                    .filter(|_| is_agent)
-                    .map(|node| node.name.as_str())
+                node.as_ref().filter(|_| is_agent).map(|node| node.name.as_str())
             }
         }
     }

@@ -13,21 +13,21 @@
 //! Nothing here answers people.
 
 pub mod authority;
+mod cert_issuer;
 pub mod certs;
-pub mod prestop;
 pub mod connection_limits;
 pub mod draining;
 pub mod events;
+pub mod failure_detector;
 pub mod fleet;
 pub mod hub;
 pub mod identity;
 pub mod node_query;
-mod cert_issuer;
-pub mod failure_detector;
-pub mod orders;
-mod publish_debounce;
+pub mod overrides;
 mod panicked;
 pub mod peers;
+pub mod prestop;
+mod publish_debounce;
 pub mod snapshots;
 pub mod streams;
 pub mod suspects;

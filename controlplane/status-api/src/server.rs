@@ -48,7 +48,7 @@ pub use recorder::{Metrics, Print, RecorderServer};
 pub use status::StatusServer;
 
 use kplane_agents::identity::Caller;
-use kplane_agents::orders::MAX_REASON;
+use kplane_agents::overrides::MAX_REASON;
 use kplane_desired_state::wire::confidence;
 use kplane_util::clock::millis;
 use kplane_util::clock::wall_ms;

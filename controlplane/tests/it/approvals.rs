@@ -87,11 +87,11 @@ async fn a_cliff_that_is_approved_at_one_replica_is_approved_at_all() {
     put(folder.path(), "shop.yaml", &manifests(10));
     holds(&first, true).await;
     holds(&second, true).await;
-    let mut orders = second.hub().overrides().changes();
-    orders.mark_unchanged();
+    let mut overrides = second.hub().overrides().changes();
+    overrides.mark_unchanged();
     let approved = approve(&first, 90).await;
     assert_eq!(approved.released.unwrap().services, 90);
-    timeout(DEADLINE, orders.changed()).await.unwrap().unwrap();
+    timeout(DEADLINE, overrides.changed()).await.unwrap().unwrap();
     holds(&second, false).await;
 }
 

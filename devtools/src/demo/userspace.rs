@@ -332,7 +332,7 @@ fn list(text: &str) -> Vec<Listed> {
         match line.split_once('\t') {
             Some(("#", place)) => listed.extend(place_of(&service, place)),
             Some((_, names)) => {
-                names.split(' ').next().unwrap_or_default().clone_into(&mut service)
+                names.split(' ').next().unwrap_or_default().clone_into(&mut service);
             }
             None => line.trim_start_matches("# ").clone_into(&mut service),
         }

@@ -225,7 +225,7 @@ impl Live {
             Event::Silent => return Err(Lost::Silent(SILENCE)),
             Event::Reported(Ok(())) => {
                 let of = &mut self.reporting;
-                let is_urgent = of.report_pacing.hear(&of.reports.borrow_and_update());
+                let is_urgent = of.report_pacing.observe(&of.reports.borrow_and_update());
                 self.send_if(is_urgent, Outgoing::Report);
             }
             Event::BeatDue => self.send_if(true, Outgoing::Beat),
@@ -416,7 +416,7 @@ impl Live {
         let mut report = {
             let latest = self.reporting.reports.borrow_and_update();
             let mut report = latest.to_wire();
-            report.steps = self.reporting.report_pacing.tell(&latest);
+            report.steps = self.reporting.report_pacing.send(&latest);
             self.reporting.servers_reported.clone_from(&latest.servers);
             let epoch = self.intake.collector.epoch();
             report.triggers_programmed = latest.triggers_after(epoch, shared.triggers_reported);

@@ -10,7 +10,7 @@ use kp_controlplane::app as control_plane;
 use kp_nodeagent::app;
 use kp_nodeagent::report::Report;
 use kplane_agents::hub::Hub;
-use kplane_agents::orders::{Scope, Wish};
+use kplane_agents::overrides::{Scope, Wish};
 use kplane_rig::loopback::{until_free, unused};
 use tempfile::TempDir;
 use tokio::runtime::Runtime;

@@ -6,7 +6,7 @@ use kplane_desired_state::index::{Held, HeldState};
 
 use super::index::IndexOwner;
 use super::{Closing, IndexHandle};
-use crate::orders::Approval;
+use crate::overrides::Approval;
 
 /// Number of approvals that are remembered, so that none is taken twice: more than a document has.
 const APPROVALS: usize = 64;

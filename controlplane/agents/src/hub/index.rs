@@ -231,13 +231,13 @@ impl IndexOwner {
 
     fn publish(&mut self, publication: Publication, causes: &Causes, summary: &mut Summary) {
         let before = self.hub.store.head().borrow().revision;
-        let is_watched = self.hub.notices.touched.is_watched();
+        let is_watched = self.hub.notices.changed_services.is_watched();
         let watched = is_watched.then(|| services_of(&publication));
         let started = Instant::now();
         let observed_at = publication.observed_at;
         let Staged { revision, touched } = self.hub.store.stage(publication, &self.freshness);
         if let Some(services) = watched {
-            self.hub.notices.touched.tell(services);
+            self.hub.notices.changed_services.tell(services);
         }
         if revision == before {
             return self.hub.notices.recorder.changed(&touched, causes, observed_at);

@@ -2,7 +2,7 @@
 
 mod auditing;
 mod authentication;
-mod authorisation;
+mod authorization;
 mod config;
 mod limits;
 

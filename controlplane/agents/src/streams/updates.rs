@@ -19,7 +19,7 @@ use tracing::info;
 
 use crate::fleet::Dispatch;
 use crate::hub::Hub;
-use crate::orders::Orders;
+use crate::overrides::Overrides;
 use crate::traffic::Sent;
 
 /// A message, and whether another one may follow.
@@ -38,8 +38,8 @@ enum Frozen {
 }
 
 impl Frozen {
-    fn by(orders: Option<&Orders>, node: &NodeName) -> Self {
-        match orders.map(|orders| orders.frozen(node).is_some()) {
+    fn by(overrides: Option<&Overrides>, node: &NodeName) -> Self {
+        match overrides.map(|overrides| overrides.frozen(node).is_some()) {
             None => Self::Unknown,
             Some(true) => Self::Yes,
             Some(false) => Self::No,
@@ -102,7 +102,7 @@ pub(super) struct Updates {
     /// The second part of a message whose first part was sent.
     pub(super) rest: Option<Bytes>,
     /// Orders that may freeze the node.
-    orders: WatchStream<Option<Arc<Orders>>>,
+    overrides: WatchStream<Option<Arc<Overrides>>>,
     /// Whether the orders freeze the node.
     frozen: Frozen,
     /// The last heartbeat said that the node is frozen.
@@ -149,14 +149,14 @@ impl Updates {
             frozen: Frozen::Unknown,
             frozen_sent: false,
             replicas_sent: Vec::new(),
-            orders: WatchStream::new(hub.overrides().changes()),
+            overrides: WatchStream::new(hub.overrides().changes()),
             dispatch,
         }
     }
 
     pub(super) fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Result<Next, Status>> {
-        while let Poll::Ready(Some(orders)) = Pin::new(&mut self.orders).poll_next(cx) {
-            self.frozen = Frozen::by(orders.as_deref(), &self.node);
+        while let Poll::Ready(Some(overrides)) = Pin::new(&mut self.overrides).poll_next(cx) {
+            self.frozen = Frozen::by(overrides.as_deref(), &self.node);
         }
         if self.frozen_sent != (self.frozen == Frozen::Yes) {
             let heartbeat = server_message::Kind::Heartbeat(self.heartbeat());

@@ -1,6 +1,6 @@
 //! The operator's approval, given here or at another replica.
 
-use kplane_agents::orders::OverrideStore;
+use kplane_agents::overrides::OverrideStore;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::SystemTime;
@@ -8,7 +8,7 @@ use std::time::SystemTime;
 use kplane_agents::connection_limits::ConnectionGuard;
 use kplane_agents::hub::{Approvals, Approved, Hub, Seen, Summary};
 use kplane_agents::identity::{Caller, Right};
-use kplane_agents::orders::{Approval, Orders, Place};
+use kplane_agents::overrides::{Approval, Backend, Overrides};
 use kplane_agents::peers::Peers;
 use kplane_desired_state::publish::Head;
 use kplane_model::NodeName;
@@ -29,7 +29,7 @@ pub(super) async fn approve_for_all(
     let seen = *request.get_ref();
     let caller = request.extensions().get::<Caller>();
     let by = operator(caller);
-    let is_shared = hub.overrides().place().is_some_and(Place::is_shared);
+    let is_shared = hub.overrides().backend().is_some_and(Backend::is_shared);
     let elsewhere = match peers.filter(|_| is_shared) {
         Some(peers) => holding_elsewhere(peers).await,
         None => BTreeSet::new(),
@@ -60,7 +60,7 @@ async fn holding_elsewhere(peers: &Peers) -> BTreeSet<NodeName> {
 
 /// Writes an approval down for other replicas; returns whether it is there.
 async fn keep(overrides: &OverrideStore, by: String, approved: Approved) -> bool {
-    if overrides.place().is_none() {
+    if overrides.backend().is_none() {
         return false;
     }
     let approval = Approval {
@@ -150,14 +150,14 @@ fn add(approved: &mut pb::ApproveResponse, others: Vec<pb::ApproveResponse>) {
 /// or the store change.
 pub async fn follow(
     approvals: Approvals,
-    mut orders: watch::Receiver<Option<Arc<Orders>>>,
+    mut overrides: watch::Receiver<Option<Arc<Overrides>>>,
     mut summary: watch::Receiver<Arc<Summary>>,
     mut head: watch::Receiver<Head>,
 ) {
     loop {
         let now = millis(SystemTime::now());
-        let in_force: Vec<Approval> = match &*orders.borrow_and_update() {
-            Some(orders) => orders.approvals(now).cloned().collect(),
+        let in_force: Vec<Approval> = match &*overrides.borrow_and_update() {
+            Some(overrides) => overrides.approvals(now).cloned().collect(),
             None => Vec::new(),
         };
         summary.borrow_and_update();
@@ -175,7 +175,7 @@ pub async fn follow(
             }
         }
         let alive = tokio::select! {
-            changed = orders.changed() => changed.is_ok(),
+            changed = overrides.changed() => changed.is_ok(),
             changed = summary.changed() => changed.is_ok(),
             changed = head.changed() => changed.is_ok(),
         };

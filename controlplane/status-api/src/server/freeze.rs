@@ -5,7 +5,7 @@ use std::time::SystemTime;
 
 use kplane_agents::hub::Hub;
 use kplane_agents::identity::{Caller, Right};
-use kplane_agents::orders::{MAX_ORDERS, MAX_REASON, Scope, Unchanged, Wish};
+use kplane_agents::overrides::{MAX_OVERRIDES, MAX_REASON, Scope, Unchanged, Wish};
 use kplane_agents::streams::is_node_name;
 use kplane_model::NodeName;
 use kplane_proto::v1 as pb;
@@ -101,9 +101,9 @@ fn check(hub: &Hub, request: &pb::FreezeRequest) -> Result<Vec<String>, Status> 
     };
     nodes.sort();
     nodes.dedup();
-    if nodes.len() > MAX_ORDERS {
+    if nodes.len() > MAX_OVERRIDES {
         return Err(Status::invalid_argument(format!(
-            "these are more than {MAX_ORDERS} nodes; use --all"
+            "these are more than {MAX_OVERRIDES} nodes; use --all"
         )));
     }
     for name in &nodes {

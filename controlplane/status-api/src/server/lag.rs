@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use kplane_agents::fleet::{AgentRecord, holding};
 use kplane_agents::hub::Hub;
-use kplane_agents::orders::Order;
+use kplane_agents::overrides::Override;
 use kplane_desired_state::publish::Store;
 use kplane_model::ServiceName;
 use kplane_proto::v1 as pb;
@@ -31,7 +31,7 @@ impl Lag {
     }
 
     /// Names the order that freezes the node, if that is why the node is behind.
-    pub(super) fn of_frozen(self, order: Option<&Order>) -> Self {
+    pub(super) fn of_frozen(self, order: Option<&Override>) -> Self {
         match order.filter(|_| self.state == LagState::Behind) {
             Some(order) => Self {
                 reason: format!("{order}; {}", self.reason),

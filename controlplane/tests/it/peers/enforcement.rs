@@ -6,10 +6,10 @@ use kplane_model::Reason;
 use super::*;
 
 /// Starts two replicas that know each other, with these orders.
-async fn two(orders: [Option<Enforce>; 2]) -> Vec<Replica> {
+async fn two(overrides: [Option<Enforce>; 2]) -> Vec<Replica> {
     let all = addresses::<2>();
     let mut replicas = Vec::new();
-    for (at, order) in all.into_iter().zip(orders) {
+    for (at, order) in all.into_iter().zip(overrides) {
         let replica = Replica::configured(at, flags(&all), |config| {
             config.admission.network_policies = order;
         });
@@ -32,11 +32,11 @@ fn differing(fleet: &pb::Fleet) -> Option<(&str, &str)> {
 #[tokio::test]
 async fn replicas_with_different_orders_about_policies_name_each_other() {
     let (on, off) = ("with --network-policy", "with --network-policy=off");
-    for (orders, words) in [
+    for (overrides, words) in [
         ([Some(Enforce::On), None], [on, "without --network-policy"]),
         ([Some(Enforce::On), Some(Enforce::Off)], [on, off]),
     ] {
-        let replicas = two(orders).await;
+        let replicas = two(overrides).await;
         let [first, second] = [0, 1].map(|index| &replicas[index]);
         for (asked, other, said) in [(first, second, words[1]), (second, first, words[0])] {
             let fleet = asked.fleet_until(|fleet| differing(fleet).is_some()).await;

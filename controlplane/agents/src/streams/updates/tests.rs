@@ -16,7 +16,7 @@ use super::super::mailbox::{Postman, mailbox};
 use super::super::outbound::Outbound;
 use super::*;
 use crate::fleet::Session;
-use crate::orders::{Place, Scope, Wish};
+use crate::overrides::{Backend, Scope, Wish};
 
 const NODE: &str = "n1";
 
@@ -286,7 +286,7 @@ async fn a_frozen_agent_is_told_at_once_and_gets_nothing_until_it_is_thawed() {
     let (token, _) = held(&hub, 16);
     let mut stream = Stream::open(&hub, token.clone(), true);
     assert_eq!(stream.pieces().len(), 1);
-    hub.overrides().keep_in(Place::SharedFile(folder.path().join("orders")));
+    hub.overrides().keep_in(Backend::SharedFile(folder.path().join("orders")));
     publish(&hub, "before-the-orders-are-known");
     let mut early = Stream::open(&hub, token.clone(), true);
     assert!(early.now().is_none() && stream.now().is_none());

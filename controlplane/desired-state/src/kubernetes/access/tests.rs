@@ -35,7 +35,6 @@ async fn a_good_one_opens_without_a_server() {
 }
 
 #[tokio::test]
-#[expect(clippy::too_many_lines, reason = "a table of cases")]
 async fn bad_ones_are_refused_in_one_line_that_says_what_to_do() {
     let cases = [
         (

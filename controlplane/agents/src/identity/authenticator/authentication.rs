@@ -9,7 +9,7 @@ use tokio::time::{Instant, sleep_until};
 
 use super::super::{Identity, Proof, Refusal, RefusalReason};
 use super::{Caller, Port};
-use crate::connection_limits::{Caller, network};
+use crate::connection_limits::{TransportIdentity, network};
 
 impl Caller {
     /// Returns when the proof of the identity ends, by a clock that does not step: a step ends no open stream.
@@ -58,7 +58,7 @@ impl Caller {
     /// more than a token, as at the API server.
     pub(super) async fn identify(&self) -> Result<Option<Arc<Identity>>, Refusal> {
         let authenticator = &self.authenticator;
-        if let Caller::Certificate(subject, until) = self.connection.identity() {
+        if let TransportIdentity::Certificate(subject, until) = self.connection.identity() {
             if until.is_some_and(|until| until <= SystemTime::now()) {
                 let text = "the certificate has ended; use the renewed one in a new connection";
                 return Err(Refusal::new(RefusalReason::Ended, text));
@@ -68,7 +68,7 @@ impl Caller {
                 ..Identity::lasting(subject.clone(), Proof::Certificate)
             })));
         }
-        if *self.connection.identity() == Caller::PlainText {
+        if *self.connection.identity() == TransportIdentity::PlainText {
             return Ok(None);
         }
         let Some(token) = &self.token else {

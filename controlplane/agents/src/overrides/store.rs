@@ -9,8 +9,8 @@ use tokio::sync::watch;
 use tokio::time::{Instant, sleep};
 use tracing::{error, info, warn};
 
-use super::place::{Place, Unchanged};
-use super::{Approval, Change, Order, Orders, Wish};
+use super::backend::{Backend, Unchanged};
+use super::{Approval, Change, Override, Overrides, Wish};
 
 /// Interval between two readings of the document.
 const LOOK: Duration = Duration::from_secs(1);
@@ -20,8 +20,8 @@ const PATIENCE: Duration = Duration::from_secs(30);
 /// The orders in force; `None` until the document was read.
 #[derive(Debug)]
 pub struct OverrideStore {
-    orders: watch::Sender<Option<Arc<Orders>>>,
-    place: OnceLock<Place>,
+    overrides: watch::Sender<Option<Arc<Overrides>>>,
+    place: OnceLock<Backend>,
     /// The problem with the document.
     trouble: Mutex<Option<(Reason, String)>>,
     /// The reason why no order could be written.
@@ -32,7 +32,7 @@ pub struct OverrideStore {
 impl Default for OverrideStore {
     fn default() -> Self {
         Self {
-            orders: watch::Sender::new(Some(Arc::default())),
+            overrides: watch::Sender::new(Some(Arc::default())),
             place: OnceLock::new(),
             trouble: Mutex::default(),
             unwritable: Mutex::default(),
@@ -42,25 +42,25 @@ impl Default for OverrideStore {
 
 impl OverrideStore {
     /// Sets the place of the document. The orders are unknown from now until `follow` has read it.
-    pub fn keep_in(&self, place: Place) {
+    pub fn keep_in(&self, place: Backend) {
         if self.place.set(place).is_ok() {
-            self.orders.send_replace(None);
+            self.overrides.send_replace(None);
         }
     }
 
     /// Returns a receiver of the orders.
-    pub fn changes(&self) -> watch::Receiver<Option<Arc<Orders>>> {
-        self.orders.subscribe()
+    pub fn changes(&self) -> watch::Receiver<Option<Arc<Overrides>>> {
+        self.overrides.subscribe()
     }
 
     /// Returns the order that freezes a node.
-    pub fn frozen(&self, node: &NodeName) -> Option<Order> {
-        self.orders.borrow().as_ref()?.frozen(node).cloned()
+    pub fn frozen(&self, node: &NodeName) -> Option<Override> {
+        self.overrides.borrow().as_ref()?.frozen(node).cloned()
     }
 
     /// Returns the problem with the document, if there is one.
     pub fn issue(&self) -> Option<Issue> {
-        let place = self.place.get().map(Place::to_string).unwrap_or_default();
+        let place = self.place.get().map(Backend::to_string).unwrap_or_default();
         let issue =
             |code, reason| Issue::error(code, ObjectRef::new("Orders", "", ""), reason).at(place);
         if let Some((code, reason)) = self.trouble.lock().clone() {
@@ -82,16 +82,18 @@ impl OverrideStore {
         let begun = Instant::now();
         let mut was_older = false;
         loop {
-            let known = self.orders.borrow().is_some();
+            let known = self.overrides.borrow().is_some();
             let read = place.read().await;
             let older = match &read {
-                Ok(Some(read)) => self.orders.borrow().as_ref().and_then(|now| now.outdated(read)),
+                Ok(Some(read)) => {
+                    self.overrides.borrow().as_ref().and_then(|now| now.outdated(read))
+                }
                 _ => None,
             };
             let is_older = older.is_some();
             match read {
-                Ok(Some(orders)) => match older {
-                    None => self.take(orders),
+                Ok(Some(overrides)) => match older {
+                    None => self.take(overrides),
                     Some(why) if was_older => self.complain(Reason::OrdersOlder, &why, known),
                     // An order of this replica may have been written since the document was read.
                     Some(_) => {}
@@ -101,7 +103,7 @@ impl OverrideStore {
                     let why = trouble.to_string();
                     self.complain(Reason::OrdersUnreadable, &why, known);
                     if !known && (trouble.is_final() || begun.elapsed() > PATIENCE) {
-                        self.orders.send_replace(Some(Arc::default()));
+                        self.overrides.send_replace(Some(Arc::default()));
                     }
                 }
             }
@@ -112,7 +114,7 @@ impl OverrideStore {
     }
 
     /// Checks that orders can be written, before an operator gives one. The log says once that they cannot.
-    async fn check_place(&self, place: &Place) {
+    async fn check_place(&self, place: &Backend) {
         let why = place.unwritable().await.map(|trouble| trouble.to_string());
         let mut known = self.unwritable.lock();
         if let Some(why) = why.as_ref().filter(|_| known.is_none()) {
@@ -126,7 +128,7 @@ impl OverrideStore {
     /// # Errors
     /// [`Unchanged`]: nothing has changed, unless it is unsure.
     pub async fn order(&self, wish: &Wish) -> Result<(), Unchanged> {
-        self.change(Change::Order(wish.clone())).await
+        self.change(Change::Override(wish.clone())).await
     }
 
     /// Puts an approval in force, for all replicas.
@@ -139,25 +141,25 @@ impl OverrideStore {
 
     async fn change(&self, change: Change) -> Result<(), Unchanged> {
         let place = self.place.get().ok_or(Unchanged::NoPlace)?;
-        let in_force = self.orders.borrow().clone().unwrap_or_default();
-        let orders = place.change(&in_force, &change).await?;
-        self.take(orders);
+        let in_force = self.overrides.borrow().clone().unwrap_or_default();
+        let overrides = place.change(&in_force, &change).await?;
+        self.take(overrides);
         Ok(())
     }
 
     /// Returns the place of the document.
-    pub fn place(&self) -> Option<&Place> {
+    pub fn backend(&self) -> Option<&Backend> {
         self.place.get()
     }
 
-    fn take(&self, orders: Orders) {
+    fn take(&self, overrides: Overrides) {
         if self.trouble.lock().take().is_some() {
             info!("the document with the orders of operators is whole again");
         }
-        self.orders.send_if_modified(|now| {
-            let is_news = now.as_deref() != Some(&orders);
+        self.overrides.send_if_modified(|now| {
+            let is_news = now.as_deref() != Some(&overrides);
             if is_news {
-                *now = Some(Arc::new(orders));
+                *now = Some(Arc::new(overrides));
             }
             is_news
         });
@@ -165,9 +167,9 @@ impl OverrideStore {
 
     /// Keeps the orders of a document that is gone: absence is not deletion. Without orders, there need not be one.
     fn missing(&self) {
-        let in_force = self.orders.borrow().clone().unwrap_or_default();
+        let in_force = self.overrides.borrow().clone().unwrap_or_default();
         if in_force.is_empty() {
-            self.take(Orders::default());
+            self.take(Overrides::default());
         } else {
             let why = "the document is gone; its orders stay in force until this process ends. `kpctl freeze` or \
                        `kpctl thaw` writes it again";

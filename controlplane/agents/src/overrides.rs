@@ -9,13 +9,13 @@
 //! carry the order to newer agents, which report it.
 
 mod approval;
-mod place;
+mod backend;
 mod store;
 #[cfg(test)]
 mod tests;
 
 pub use approval::{APPROVAL_LASTS, Approval};
-pub use place::{Place, Unchanged};
+pub use backend::{Backend, Unchanged};
 pub use store::OverrideStore;
 
 use std::collections::BTreeMap;
@@ -29,7 +29,7 @@ use serde::{Deserialize, Serialize};
 /// Version of the document.
 const VERSION: u32 = 1;
 /// Maximum number of orders in force.
-pub const MAX_ORDERS: usize = 1_000;
+pub const MAX_OVERRIDES: usize = 1_000;
 /// Longest document that is read, in bytes.
 const MAX_BYTES: usize = 900 * 1024;
 /// Greatest number of an order in a document: more than a fleet gets in centuries, and far from where numbers wrap.
@@ -52,7 +52,7 @@ pub enum Scope {
 /// An order.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Order {
+pub struct Override {
     /// The number of the order; later orders have greater ones.
     number: u64,
     /// The nodes.
@@ -68,7 +68,7 @@ pub struct Order {
 }
 
 /// Says who froze or thawed, and why.
-impl fmt::Display for Order {
+impl fmt::Display for Override {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(if self.frozen { "frozen" } else { "thawed" })?;
         if !self.by.is_empty() {
@@ -81,8 +81,8 @@ impl fmt::Display for Order {
     }
 }
 
-impl From<Order> for pb::Frozen {
-    fn from(order: Order) -> Self {
+impl From<Override> for pb::Frozen {
+    fn from(order: Override) -> Self {
         Self {
             since_ms: order.at_ms,
             by: order.by,
@@ -108,10 +108,10 @@ pub struct Wish {
 
 /// All orders in force.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Orders {
+pub struct Overrides {
     /// The number of the newest order.
     number: u64,
-    latest: BTreeMap<Scope, Order>,
+    latest: BTreeMap<Scope, Override>,
     /// Approvals, oldest first.
     approvals: Vec<Approval>,
 }
@@ -119,7 +119,7 @@ pub struct Orders {
 /// A change of the orders in force.
 #[derive(Clone, Debug)]
 pub(super) enum Change {
-    Order(Wish),
+    Override(Wish),
     Approve(Approval),
 }
 
@@ -127,7 +127,7 @@ pub(super) enum Change {
 struct Document {
     version: u32,
     number: u64,
-    orders: Vec<Order>,
+    overrides: Vec<Override>,
     #[serde(default)]
     approvals: Vec<Approval>,
 }
@@ -145,7 +145,7 @@ pub enum Damaged {
     #[error("it has version {0}; this control plane knows version {VERSION}")]
     Version(u32),
     /// It contains more orders, or longer texts, than kplane writes.
-    #[error("it breaks the limits of {MAX_ORDERS} orders and {MAX_NAME} bytes a name")]
+    #[error("it breaks the limits of {MAX_OVERRIDES} orders and {MAX_NAME} bytes a name")]
     Limits,
     /// An order has a number that kplane does not give.
     #[error("it has the order number {0}, which is not one of kplane's")]
@@ -155,13 +155,13 @@ pub enum Damaged {
 /// There would be too many orders.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "there are {MAX_ORDERS} orders about single nodes, which is the limit; use --all, or thaw nodes first"
+    "there are {MAX_OVERRIDES} orders about single nodes, which is the limit; use --all, or thaw nodes first"
 )]
 pub struct TooMany;
 
-impl Orders {
+impl Overrides {
     /// Returns the order that freezes a node.
-    pub fn frozen(&self, node: &NodeName) -> Option<&Order> {
+    pub fn frozen(&self, node: &NodeName) -> Option<&Override> {
         let own = self.latest.get(&Scope::Node(node.to_string()));
         let all = self.latest.get(&Scope::All);
         let newest = own.into_iter().chain(all).max_by_key(|order| order.number);
@@ -200,7 +200,7 @@ impl Orders {
     /// Returns the orders with a change in force.
     fn changed(&self, change: &Change) -> Result<Self, TooMany> {
         match change {
-            Change::Order(wish) => self.with(wish),
+            Change::Override(wish) => self.with(wish),
             Change::Approve(approval) => {
                 let mut next = self.clone();
                 let over = |one: &Approval| !one.is_in_force(approval.at_ms);
@@ -217,7 +217,7 @@ impl Orders {
     fn has(&self, change: &Change) -> bool {
         match change {
             Change::Approve(approval) => self.approvals.contains(approval),
-            Change::Order(wish) => wish.scopes.iter().all(|scope| {
+            Change::Override(wish) => wish.scopes.iter().all(|scope| {
                 let order = self.latest.get(scope);
                 order.is_some_and(|order| {
                     (order.frozen, order.at_ms, &order.by) == (wish.frozen, wish.at_ms, &wish.by)
@@ -237,7 +237,7 @@ impl Orders {
             if *scope == Scope::All {
                 next.latest.clear();
             }
-            let order = Order {
+            let order = Override {
                 number: next.number,
                 scope: scope.clone(),
                 frozen: wish.frozen,
@@ -248,7 +248,7 @@ impl Orders {
             next.latest.insert(scope.clone(), order);
         }
         next.forget();
-        match next.latest.len() > MAX_ORDERS {
+        match next.latest.len() > MAX_OVERRIDES {
             true => Err(TooMany),
             false => Ok(next),
         }
@@ -272,7 +272,7 @@ impl Orders {
         if document.version != VERSION {
             return Err(Damaged::Version(document.version));
         }
-        let is_bounded = |order: &Order| {
+        let is_bounded = |order: &Override| {
             let name = match &order.scope {
                 Scope::All => "",
                 Scope::Node(name) => name,
@@ -280,20 +280,24 @@ impl Orders {
             name.len().max(order.by.len()).max(order.reason.len()) <= MAX_REASON
         };
         let approvals = &document.approvals;
-        let are_bounded = document.orders.iter().all(is_bounded)
+        let are_bounded = document.overrides.iter().all(is_bounded)
             && approvals.iter().all(Approval::is_bounded)
             && approvals.len() <= MAX_APPROVALS;
-        if document.orders.len() > MAX_ORDERS || !are_bounded {
+        if document.overrides.len() > MAX_OVERRIDES || !are_bounded {
             return Err(Damaged::Limits);
         }
-        let newest = document.orders.iter().map(|order| order.number).max();
+        let newest = document.overrides.iter().map(|order| order.number).max();
         let number = document.number.max(newest.unwrap_or_default());
         if number > MAX_NUMBER {
             return Err(Damaged::Number(number));
         }
         Ok(Self {
             number,
-            latest: document.orders.into_iter().map(|order| (order.scope.clone(), order)).collect(),
+            latest: document
+                .overrides
+                .into_iter()
+                .map(|order| (order.scope.clone(), order))
+                .collect(),
             approvals: document.approvals,
         })
     }
@@ -303,7 +307,7 @@ impl Orders {
         let document = Document {
             version: VERSION,
             number: self.number,
-            orders: self.latest.values().cloned().collect(),
+            overrides: self.latest.values().cloned().collect(),
             approvals: self.approvals.clone(),
         };
         // Numbers, booleans and texts are always JSON.

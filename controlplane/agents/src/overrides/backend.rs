@@ -16,7 +16,7 @@ use nix::fcntl::OFlag;
 use nix::unistd::{AccessFlags, eaccess};
 use tokio::time::timeout;
 
-use super::{Change, Damaged, MAX_BYTES, Orders, TooMany};
+use super::{Change, Damaged, MAX_BYTES, Overrides, TooMany};
 
 /// Name of the ConfigMap.
 const CONFIG_MAP: &str = "kplane-orders";
@@ -31,7 +31,7 @@ const TRIES: usize = 8;
 
 /// The place of the document.
 #[derive(Clone, Debug)]
-pub enum Place {
+pub enum Backend {
     /// A file. Other replicas may have one of their own, unless the configuration names the file.
     File(PathBuf),
     /// A file that all replicas share, because their configuration names it.
@@ -116,7 +116,7 @@ impl Unchanged {
     }
 }
 
-impl fmt::Display for Place {
+impl fmt::Display for Backend {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::File(file) | Self::SharedFile(file) => write!(f, "{}", file.display()),
@@ -125,7 +125,7 @@ impl fmt::Display for Place {
     }
 }
 
-impl Place {
+impl Backend {
     /// Returns the place of a source of manifests: in its folder, or in that of its file.
     pub fn beside(manifests: &Path) -> Self {
         let folder = match manifests.is_file() {
@@ -141,7 +141,7 @@ impl Place {
     }
 
     /// Reads the document; `None` if there is none.
-    pub(super) async fn read(&self) -> Result<Option<Orders>, Trouble> {
+    pub(super) async fn read(&self) -> Result<Option<Overrides>, Trouble> {
         match self {
             Self::File(file) | Self::SharedFile(file) => on_disk(file, read_file).await,
             Self::ConfigMap { api, namespace } => {
@@ -154,9 +154,9 @@ impl Place {
     /// Changes the orders in the document, or those in force if there is no document. Returns all orders.
     pub(super) async fn change(
         &self,
-        in_force: &Orders,
+        in_force: &Overrides,
         change: &Change,
-    ) -> Result<Orders, Unchanged> {
+    ) -> Result<Overrides, Unchanged> {
         match self {
             Self::File(file) | Self::SharedFile(file) => {
                 let (in_force, change) = (in_force.clone(), change.clone());
@@ -177,7 +177,7 @@ impl Place {
     }
 }
 
-impl Place {
+impl Backend {
     /// Returns the reason why no order can be written, as far as the rights on the file's folder show it.
     pub(super) async fn unwritable(&self) -> Option<Trouble> {
         let (Self::File(file) | Self::SharedFile(file)) = self else {
@@ -226,7 +226,7 @@ fn open(path: &Path, options: &mut OpenOptions) -> io::Result<File> {
     }
 }
 
-fn read_file(path: &Path) -> Result<Option<Orders>, Trouble> {
+fn read_file(path: &Path) -> Result<Option<Overrides>, Trouble> {
     let file = match open(path, OpenOptions::new().read(true)) {
         Ok(file) => file,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
@@ -236,17 +236,17 @@ fn read_file(path: &Path) -> Result<Option<Orders>, Trouble> {
     let most = MAX_BYTES as u64 + 1;
     file.take(most).read_to_end(&mut bytes).map_err(disk(path))?;
     let text = String::from_utf8_lossy(&bytes);
-    Ok(Some(Orders::read(&text)?))
+    Ok(Some(Overrides::read(&text)?))
 }
 
 /// Changes the file while no other replica does: they share a lock file.
-fn change_file(path: &Path, in_force: &Orders, change: &Change) -> Result<Orders, Unchanged> {
+fn change_file(path: &Path, in_force: &Overrides, change: &Change) -> Result<Overrides, Unchanged> {
     let lock = path.with_extension("lock");
     let lock = open(&lock, OpenOptions::new().create(true).append(true));
     let lock = lock.map_err(disk(path))?;
     lock.lock().map_err(disk(path))?;
     let before = read_file(path)?;
-    let next = Orders::newer(before.as_ref(), in_force).changed(change)?;
+    let next = Overrides::newer(before.as_ref(), in_force).changed(change)?;
     write_file(path, &next.write()).map_err(disk(path))?;
     Ok(next)
 }
@@ -271,7 +271,7 @@ struct Map<'a> {
 impl Map<'_> {
     /// Changes the document over the version that was read. A write that was not confirmed may have been made, so
     /// the document is read again, and written again only without the change.
-    async fn change(&self, in_force: &Orders, change: &Change) -> Result<Orders, Unchanged> {
+    async fn change(&self, in_force: &Overrides, change: &Change) -> Result<Overrides, Unchanged> {
         let mut unsure = None;
         for _ in 0..TRIES {
             let before = match (get(self.api, self.namespace).await, unsure.take()) {
@@ -282,12 +282,12 @@ impl Map<'_> {
                 (Err(_), Some(first)) => return Err(Trouble::Unsure(Box::new(first)).into()),
                 (Err(trouble), None) => return Err(trouble.into()),
             };
-            let orders = before.as_ref().map(orders_of).transpose()?;
-            let orders = Orders::newer(orders.as_ref(), in_force);
-            if unsure.is_some() && orders.has(change) {
-                return Ok(orders.clone());
+            let overrides = before.as_ref().map(orders_of).transpose()?;
+            let overrides = Overrides::newer(overrides.as_ref(), in_force);
+            if unsure.is_some() && overrides.has(change) {
+                return Ok(overrides.clone());
             }
-            let next = orders.changed(change)?;
+            let next = overrides.changed(change)?;
             match self.write(before, next.write()).await {
                 Ok(()) => return Ok(next),
                 Err(error) if error.is_conflict() => {}
@@ -341,9 +341,9 @@ async fn get(api: &Api, namespace: &str) -> Result<Option<ConfigMap>, Trouble> {
     Ok(api.ask(asked("get"), PATIENCE, map).await?)
 }
 
-fn orders_of(map: &ConfigMap) -> Result<Orders, Trouble> {
+fn orders_of(map: &ConfigMap) -> Result<Overrides, Trouble> {
     let text = map.data.as_ref().and_then(|data| data.get(KEY));
-    Ok(Orders::read(text.map_or("", String::as_str))?)
+    Ok(Overrides::read(text.map_or("", String::as_str))?)
 }
 
 fn asked(verb: &'static str) -> Asked {

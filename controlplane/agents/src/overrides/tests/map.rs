@@ -10,7 +10,7 @@ use kube::client::Body;
 use serde_json::{Value, json};
 
 use super::*;
-use crate::orders::Unchanged;
+use crate::overrides::Unchanged;
 
 /// The API server.
 #[derive(Default)]
@@ -25,7 +25,7 @@ struct Server {
 #[derive(Clone, Debug)]
 enum Twist {
     /// Another replica writes these orders before.
-    Meanwhile(Box<Orders>),
+    Meanwhile(Box<Overrides>),
     /// The write is made, and its answer is lost.
     Lost,
     /// Nothing is done, and the answer is an error.
@@ -33,7 +33,7 @@ enum Twist {
 }
 
 impl Server {
-    fn put(&mut self, orders: &Orders) {
+    fn put(&mut self, overrides: &Overrides) {
         self.version += 1;
         self.map = Some(json!({
             "apiVersion": "v1", "kind": "ConfigMap",
@@ -41,13 +41,13 @@ impl Server {
                 "name": "kplane-orders", "namespace": "kplane", "labels": { "team": "a" },
                 "resourceVersion": self.version.to_string(),
             },
-            "data": { "orders.json": orders.write() },
+            "data": { "orders.json": overrides.write() },
         }));
     }
 
-    fn orders(&self) -> Orders {
+    fn overrides(&self) -> Overrides {
         let map = self.map.as_ref().unwrap();
-        Orders::read(map["data"]["orders.json"].as_str().unwrap()).unwrap()
+        Overrides::read(map["data"]["orders.json"].as_str().unwrap()).unwrap()
     }
 
     fn answer(&mut self, method: &Method, path: &str, body: &Value) -> (u16, Value) {
@@ -63,7 +63,7 @@ impl Server {
         }
         let twist = self.script.pop();
         match &twist {
-            Some(Twist::Meanwhile(orders)) => self.put(orders),
+            Some(Twist::Meanwhile(overrides)) => self.put(overrides),
             Some(Twist::Fails) => return failed(500, "InternalError"),
             Some(Twist::Lost) | None => {}
         }
@@ -90,7 +90,7 @@ impl Server {
 }
 
 /// Returns the place in a server.
-fn place(server: &Arc<Mutex<Server>>) -> Place {
+fn place(server: &Arc<Mutex<Server>>) -> Backend {
     let server = Arc::clone(server);
     let service = tower::service_fn(move |request: Request<Body>| {
         let server = Arc::clone(&server);
@@ -104,34 +104,34 @@ fn place(server: &Arc<Mutex<Server>>) -> Place {
             Ok::<_, Infallible>(response.body(body).unwrap())
         }
     });
-    Place::ConfigMap {
+    Backend::ConfigMap {
         api: Arc::new(Api::of(kube::Client::new(service, "default"))),
         namespace: "kplane".to_owned(),
     }
 }
 
-async fn freeze(place: &Place, name: &str) -> Result<Orders, Unchanged> {
-    let change = Change::Order(wish(true, &[node(name)]));
-    place.change(&Orders::default(), &change).await
+async fn freeze(place: &Backend, name: &str) -> Result<Overrides, Unchanged> {
+    let change = Change::Override(wish(true, &[node(name)]));
+    place.change(&Overrides::default(), &change).await
 }
 
 #[tokio::test(start_paused = true)]
 async fn of_two_orders_at_the_same_time_none_is_lost() {
     let server = Arc::<Mutex<Server>>::default();
     let place = place(&server);
-    let other = Orders::default().with(&wish(true, &[node("b")])).unwrap();
+    let other = Overrides::default().with(&wish(true, &[node("b")])).unwrap();
     // The other one creates the document first, and then changes it first.
     server.lock().unwrap().script = vec![Twist::Meanwhile(Box::new(other.clone()))];
     freeze(&place, "a").await.unwrap();
-    let more = server.lock().unwrap().orders();
+    let more = server.lock().unwrap().overrides();
     assert!(is_frozen(&more, "a") && is_frozen(&more, "b"));
     let more = more.with(&wish(true, &[node("c")])).unwrap();
     server.lock().unwrap().script = vec![Twist::Meanwhile(Box::new(more))];
-    let orders = freeze(&place, "d").await.unwrap();
+    let overrides = freeze(&place, "d").await.unwrap();
     let server = server.lock().unwrap();
-    assert_eq!(orders, server.orders());
+    assert_eq!(overrides, server.overrides());
     for name in ["a", "b", "c", "d"] {
-        assert!(is_frozen(&orders, name), "{name}");
+        assert!(is_frozen(&overrides, name), "{name}");
     }
     let map = server.map.as_ref().unwrap();
     assert_eq!(
@@ -145,12 +145,12 @@ async fn a_write_that_was_not_confirmed_is_looked_at_again() {
     let server = Arc::<Mutex<Server>>::default();
     let place = place(&server);
     server.lock().unwrap().script = vec![Twist::Lost];
-    let orders = freeze(&place, "a").await.unwrap();
-    assert!(is_frozen(&orders, "a"));
+    let overrides = freeze(&place, "a").await.unwrap();
+    assert!(is_frozen(&overrides, "a"));
     assert_eq!(server.lock().unwrap().writes, 1, "it was made");
     server.lock().unwrap().script = vec![Twist::Fails];
-    let orders = freeze(&place, "b").await.unwrap();
-    assert!(is_frozen(&orders, "b"));
+    let overrides = freeze(&place, "b").await.unwrap();
+    assert!(is_frozen(&overrides, "b"));
     assert_eq!(server.lock().unwrap().writes, 2, "it was not made at first");
     server.lock().unwrap().script = vec![Twist::Fails, Twist::Fails];
     let unsure = freeze(&place, "c").await.unwrap_err();

@@ -28,7 +28,7 @@ impl Caller {
     /// [`Refusal`] when the caller asked too much in the last seconds.
     pub fn charge(&self, cost: u32) -> Result<(), Refusal> {
         let mut questions = self.authenticator.questions.lock();
-        let Err(wait) = questions.take(self.identity(), cost) else {
+        let Err(wait) = questions.take(self.caller(), cost) else {
             return Ok(());
         };
         drop(questions);
@@ -51,7 +51,7 @@ impl Caller {
     /// # Errors
     /// [`Refusal`] when there are too many watches, or too many of this caller.
     pub fn watch(&self) -> Result<WatchPermit, Refusal> {
-        self.authenticator.watches.begin(self.identity()).map_err(|full| {
+        self.authenticator.watches.begin(self.caller()).map_err(|full| {
             let text = match full {
                 Full::All => {
                     "too many watches are open; see --max-watches of the control plane, or ask without a watch"

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use clap::Args;
 use kplane_agents::hub::Hub;
-use kplane_agents::orders::Place;
+use kplane_agents::overrides::Backend;
 use kplane_desired_state::kubernetes::Api;
 use kplane_status_api::server::approval;
 use tokio::task::JoinSet;
@@ -18,7 +18,7 @@ const NAMESPACE: &str = "kplane";
 /// The variable in which systemd names the folder of `StateDirectory=`: units may not write into other folders.
 const SYSTEMD: &str = "STATE_DIRECTORY";
 
-/// The place where the control plane keeps operators' standing orders, such as frozen nodes.
+/// The place where the control plane keeps operators' overrides, such as frozen nodes.
 #[derive(Clone, Debug, Default)]
 pub struct State {
     /// The file; `None` = beside the manifests, or a `ConfigMap` in a cluster.
@@ -66,12 +66,12 @@ pub(super) fn keep(
         return;
     };
     let place = match (state.file, &config.source, api) {
-        (Some(file), _, _) => Place::SharedFile(file),
+        (Some(file), _, _) => Backend::SharedFile(file),
         (None, Origin::Manifests(path), _) if path.as_os_str() != "-" => {
             let folder = std::env::var_os(SYSTEMD);
-            Place::beside(folder.as_ref().map_or(path, Path::new))
+            Backend::beside(folder.as_ref().map_or(path, Path::new))
         }
-        (None, Origin::Kubernetes(_), Some(api)) => Place::ConfigMap {
+        (None, Origin::Kubernetes(_), Some(api)) => Backend::ConfigMap {
             api: Arc::clone(api),
             namespace: state.namespace.unwrap_or_else(|| NAMESPACE.to_owned()),
         },
@@ -82,8 +82,8 @@ pub(super) fn keep(
     let follow = async move { follower.overrides().follow().await };
     tasks.spawn(until(follow, hub.shutdown().clone()));
     let tell = async move {
-        let mut orders = teller.overrides().changes();
-        while orders.changed().await.is_ok() {
+        let mut overrides = teller.overrides().changes();
+        while overrides.changed().await.is_ok() {
             teller.agents().changed();
         }
     };

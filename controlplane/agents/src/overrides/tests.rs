@@ -3,8 +3,8 @@ use kplane_model::{NodeName, Reason, Severity};
 use tokio::time::{Duration, timeout};
 
 use super::{
-    APPROVAL_LASTS, Approval, Change, MAX_ORDERS, Orders, OverrideStore, Place, Scope, TooMany,
-    Wish,
+    APPROVAL_LASTS, Approval, Backend, Change, MAX_OVERRIDES, OverrideStore, Overrides, Scope,
+    TooMany, Wish,
 };
 
 mod map;
@@ -23,14 +23,14 @@ fn node(name: &str) -> Scope {
     Scope::Node(name.to_owned())
 }
 
-fn is_frozen(orders: &Orders, name: &str) -> bool {
-    orders.frozen(&NodeName::from(name)).is_some()
+fn is_frozen(overrides: &Overrides, name: &str) -> bool {
+    overrides.frozen(&NodeName::from(name)).is_some()
 }
 
 #[test]
 fn the_newest_order_that_names_a_node_decides() {
-    let orders = Orders::default();
-    let one = orders.with(&wish(true, &[node("a")])).unwrap();
+    let overrides = Overrides::default();
+    let one = overrides.with(&wish(true, &[node("a")])).unwrap();
     assert!(is_frozen(&one, "a") && !is_frozen(&one, "b"));
     let all = one.with(&wish(true, &[Scope::All])).unwrap();
     assert!(is_frozen(&all, "a") && is_frozen(&all, "b"));
@@ -47,12 +47,12 @@ fn the_newest_order_that_names_a_node_decides() {
 
 #[test]
 fn the_document_says_all_and_is_bounded() {
-    let orders = Orders::default();
-    let orders = orders.with(&wish(true, &[Scope::All])).unwrap();
-    let orders = orders.with(&wish(false, &[node("a")])).unwrap();
-    assert_eq!(Orders::read(&orders.write()).unwrap(), orders);
-    let many: Vec<Scope> = (0..=MAX_ORDERS).map(|n| node(&format!("n{n}"))).collect();
-    assert_eq!(Orders::default().with(&wish(true, &many)), Err(TooMany));
+    let overrides = Overrides::default();
+    let overrides = overrides.with(&wish(true, &[Scope::All])).unwrap();
+    let overrides = overrides.with(&wish(false, &[node("a")])).unwrap();
+    assert_eq!(Overrides::read(&overrides.write()).unwrap(), overrides);
+    let many: Vec<Scope> = (0..=MAX_OVERRIDES).map(|n| node(&format!("n{n}"))).collect();
+    assert_eq!(Overrides::default().with(&wish(true, &many)), Err(TooMany));
     for damaged in [
         "",
         "{",
@@ -61,19 +61,19 @@ fn the_document_says_all_and_is_bounded() {
         r#"{"version":1,"number":18446744073709551615,"orders":[]}"#,
         r#"{"version":1,"number":1,"orders":[{"number":18446744073709551615,"scope":"all","frozen":true,"by":"","at_ms":1,"reason":""}]}"#,
     ] {
-        assert!(Orders::read(damaged).is_err(), "{damaged}");
+        assert!(Overrides::read(damaged).is_err(), "{damaged}");
     }
 }
 
 /// Fields of other versions of kplane, such as the settings and the earlier state of an early one, are no damage.
 #[test]
 fn a_document_with_unknown_fields_is_read() {
-    let orders = Orders::default().with(&wish(true, &[node("a")])).unwrap();
+    let overrides = Overrides::default().with(&wish(true, &[node("a")])).unwrap();
     let more = r#"{
   "fleet": {"base": {"backend": "ipvs"}, "rollout": {"number": 7, "steps": [5, 100], "stage": {"back": "slow"}}},
   "rollback": {"number": 8, "epoch": 1, "revision": 4711, "versions": [["Service", "1", "1"]]},"#;
-    let text = orders.write().replacen('{', more, 1);
-    assert_eq!(Orders::read(&text).unwrap(), orders);
+    let text = overrides.write().replacen('{', more, 1);
+    assert_eq!(Overrides::read(&text).unwrap(), overrides);
 }
 
 fn approval(id: u64, at_ms: u64) -> Change {
@@ -88,24 +88,25 @@ fn approval(id: u64, at_ms: u64) -> Change {
 #[test]
 fn approvals_are_few_and_end() {
     let lasts = u64::try_from(APPROVAL_LASTS.as_millis()).unwrap();
-    let mut orders = Orders::default();
+    let mut overrides = Overrides::default();
     for id in 0..100 {
-        orders = orders.changed(&approval(id, id)).unwrap();
+        overrides = overrides.changed(&approval(id, id)).unwrap();
     }
-    let ids =
-        |orders: &Orders, now| -> Vec<u64> { orders.approvals(now).map(|one| one.id).collect() };
-    assert_eq!(ids(&orders, 100), (84..100).collect::<Vec<_>>());
-    assert_eq!(ids(&orders, lasts + 98), [99]);
-    assert_eq!(ids(&orders, lasts + 99), [0; 0]);
-    assert_eq!(Orders::read(&orders.write()).unwrap(), orders);
-    let orders = orders.changed(&approval(100, lasts + 99)).unwrap();
+    let ids = |overrides: &Overrides, now| -> Vec<u64> {
+        overrides.approvals(now).map(|one| one.id).collect()
+    };
+    assert_eq!(ids(&overrides, 100), (84..100).collect::<Vec<_>>());
+    assert_eq!(ids(&overrides, lasts + 98), [99]);
+    assert_eq!(ids(&overrides, lasts + 99), [0; 0]);
+    assert_eq!(Overrides::read(&overrides.write()).unwrap(), overrides);
+    let overrides = overrides.changed(&approval(100, lasts + 99)).unwrap();
     assert_eq!(
-        orders.approvals.len(),
+        overrides.approvals.len(),
         1,
         "those that are over are forgotten"
     );
-    let orders = orders.with(&wish(true, &[Scope::All])).unwrap();
-    assert_eq!(orders.approvals.len(), 1);
+    let overrides = overrides.with(&wish(true, &[Scope::All])).unwrap();
+    assert_eq!(overrides.approvals.len(), 1);
 }
 
 #[test]
@@ -134,7 +135,7 @@ async fn replicas_of_a_folder_share_orders_and_damage_changes_nothing() {
     let folder = tempfile::tempdir().unwrap();
     let [one, other] = [OverrideStore::default(), OverrideStore::default()];
     for overrides in [&one, &other] {
-        overrides.keep_in(Place::beside(folder.path()));
+        overrides.keep_in(Backend::beside(folder.path()));
     }
     assert!(other.changes().borrow().is_none(), "not known yet");
     let name = NodeName::from("a");
@@ -143,9 +144,9 @@ async fn replicas_of_a_folder_share_orders_and_damage_changes_nothing() {
         changes.wait_for(Option::is_some).await.unwrap();
         one.order(&wish(true, &[node("a")])).await.unwrap();
         assert!(one.frozen(&name).is_some(), "at once");
-        let frozen = |orders: &Option<_>| {
-            let orders: Option<&std::sync::Arc<Orders>> = orders.as_ref();
-            orders.is_some_and(|orders| orders.frozen(&name).is_some())
+        let frozen = |overrides: &Option<_>| {
+            let overrides: Option<&std::sync::Arc<Overrides>> = overrides.as_ref();
+            overrides.is_some_and(|overrides| overrides.frozen(&name).is_some())
         };
         changes.wait_for(frozen).await.unwrap();
         let file = folder.path().join(".kplane-orders.json");
@@ -172,7 +173,7 @@ async fn a_place_that_takes_no_order_is_told_from_the_start() {
     let folder = tempfile::tempdir().unwrap();
     let missing = folder.path().join("state");
     let overrides = OverrideStore::default();
-    overrides.keep_in(Place::SharedFile(missing.join("orders.json")));
+    overrides.keep_in(Backend::SharedFile(missing.join("orders.json")));
     let until = async |reported: bool| {
         while overrides.issue().is_some() != reported {
             tokio::time::sleep(Duration::from_millis(100)).await;
@@ -200,7 +201,7 @@ async fn an_older_document_changes_nothing_and_is_told() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("orders.json");
     let overrides = OverrideStore::default();
-    overrides.keep_in(Place::SharedFile(file.clone()));
+    overrides.keep_in(Backend::SharedFile(file.clone()));
     let (a, b) = (NodeName::from("a"), NodeName::from("b"));
     let code = || overrides.issue().map(|issue| issue.code);
     let until = async |wanted: Option<Reason>| {
@@ -224,7 +225,7 @@ async fn an_older_document_changes_nothing_and_is_told() {
         overrides.order(&wish(true, &[node("b")])).await.unwrap();
         until(None).await;
         assert!(overrides.frozen(&a).is_none() && overrides.frozen(&b).is_some());
-        let written = Orders::read(&std::fs::read_to_string(&file).unwrap()).unwrap();
+        let written = Overrides::read(&std::fs::read_to_string(&file).unwrap()).unwrap();
         assert_eq!((written.number, is_frozen(&written, "a")), (3, false));
     };
     tokio::select! {
@@ -234,7 +235,7 @@ async fn an_older_document_changes_nothing_and_is_told() {
     // A replica that starts knows no better.
     std::fs::write(&file, r#"{"version":1,"number":1,"orders":[]}"#).unwrap();
     let next = OverrideStore::default();
-    next.keep_in(Place::SharedFile(file));
+    next.keep_in(Backend::SharedFile(file));
     let mut changes = next.changes();
     tokio::select! {
         () = next.follow() => {}
@@ -249,7 +250,7 @@ async fn a_pipe_in_the_place_of_the_document_is_refused_at_once() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("orders.json");
     nix::unistd::mkfifo(&file, nix::sys::stat::Mode::S_IRWXU).unwrap();
-    let refused = Place::SharedFile(file).read().await.unwrap_err();
+    let refused = Backend::SharedFile(file).read().await.unwrap_err();
     assert!(
         refused.to_string().contains("not a regular file"),
         "{refused}"
@@ -262,7 +263,7 @@ async fn a_problem_ends_also_where_there_is_no_document() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("orders.json");
     let overrides = OverrideStore::default();
-    overrides.keep_in(Place::SharedFile(file.clone()));
+    overrides.keep_in(Backend::SharedFile(file.clone()));
     let shows = async |problem: bool| {
         while overrides.issue().is_none() == problem {
             tokio::time::sleep(Duration::from_millis(100)).await;
