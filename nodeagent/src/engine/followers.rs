@@ -257,7 +257,7 @@ impl Followers {
 
     /// Waits until [`Self::failures`], [`Self::canary`], [`Self::findings`] or [`Self::avoided`] changes.
     pub(super) async fn changed(&mut self) {
-        let canary = self.canary.as_mut().map(Canary::changed);
+        let canary = self.canary.as_mut().map(canary::Canary::changed);
         tokio::select! {
             biased;
             () = self.health.failures_changed() => {}
