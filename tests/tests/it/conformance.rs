@@ -8,18 +8,17 @@
 
 mod api;
 mod chains;
-mod changing;
 mod compare;
 mod expected;
 mod fate;
 mod generated;
 mod look;
-mod picked;
 mod proxy;
 mod run;
 mod scenario;
 mod stand;
 mod takeover;
+mod text;
 
 use std::process::ExitCode;
 

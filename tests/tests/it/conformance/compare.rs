@@ -3,12 +3,12 @@
 use crate::conformance::expected::{DIFFERENCES, Difference};
 use crate::conformance::fate::{Fate, Packet, reported};
 use crate::conformance::proxy::Mode;
-use crate::conformance::scenario::Scenario;
+use crate::conformance::scenario::Step;
 
 /// One packet with both fates.
 pub(crate) struct Compared<'a> {
     pub(crate) mode: Mode,
-    pub(crate) scenario: &'a Scenario,
+    pub(crate) step: &'a Step,
     pub(crate) packet: Packet,
     pub(crate) kube_proxy: Fate,
     pub(crate) kplane: Fate,
@@ -39,13 +39,13 @@ impl Compared<'_> {
         format!(
             "* {round}: {}\n  {}\n  kube-proxy: {}\n  kplane:     {}\n  {}\n  only this: {}={:?} cargo test \
              -p kplane-tests --test it -- conformance {}",
-            self.scenario.name,
+            self.step.name,
             self.packet,
             reported(&self.kube_proxy),
             reported(&self.kplane),
-            self.scenario.words,
+            self.step.words,
             crate::conformance::run::ONLY_VAR,
-            self.scenario.name.split(", step").next().unwrap_or_default(),
+            self.step.name.split(", step").next().unwrap_or_default(),
             self.mode.name(),
         )
     }

@@ -55,7 +55,7 @@ pub(crate) const DIFFERENCES: &[Difference] = &[
         modes: &[Mode::Nftables, Mode::Iptables],
         always: true,
         fits: |compared| {
-            compared.scenario.name.starts_with("A18 F4 scaled to zero")
+            compared.step.name.starts_with("A18 F4 scaled to zero")
                 && compared.packet.question.protocol == Protocol::Udp
                 && compared.kube_proxy.iter().all(|end| matches!(end, End::Hit { .. }))
                 && is_unserved(compared)
@@ -67,7 +67,7 @@ pub(crate) const DIFFERENCES: &[Difference] = &[
         modes: &[Mode::Nftables, Mode::Iptables],
         always: false,
         fits: |compared| {
-            compared.scenario.name == BY_CHANCE && compared.kplane.is_subset(&compared.kube_proxy)
+            compared.step.name == BY_CHANCE && compared.kplane.is_subset(&compared.kube_proxy)
         },
     },
     Difference {

@@ -48,12 +48,21 @@ pub(crate) struct Packet {
     pub(crate) question: Question,
     /// Connections of one client reach the same endpoint, and it is not said which.
     pub(crate) sticky: bool,
+    /// The line of `scenarios.txt`, or 0.
+    pub(crate) line: usize,
 }
 
 impl Packet {
     pub(crate) fn new(question: Question) -> Self {
-        let sticky = false;
-        Self { question, sticky }
+        Self {
+            question,
+            sticky: false,
+            line: 0,
+        }
+    }
+
+    pub(crate) fn on_line(self, line: usize) -> Self {
+        Self { line, ..self }
     }
 
     /// With session affinity.
@@ -125,6 +134,9 @@ impl fmt::Display for Packet {
         let usual = self.question.client.source(Family::of(self.question.source));
         if self.question.source != usual {
             write!(f, " from {}", self.question.source)?;
+        }
+        if self.line > 0 {
+            write!(f, " (scenarios.txt:{})", self.line)?;
         }
         Ok(())
     }

@@ -3,7 +3,7 @@
 use kplane_model::Protocol;
 
 use crate::conformance::fate::Packet;
-use crate::conformance::scenario::Scenario;
+use crate::conformance::scenario::{Scenario, Step, admissible};
 use kplane_tests::support::model::{Affinity, Asker, Case, Choice};
 use kplane_tests::support::model_objects::objects;
 use kplane_tests::support::model_pairs::choices;
@@ -22,9 +22,9 @@ pub(crate) fn scenarios() -> Vec<Scenario> {
 
 fn scenario(choice: Choice, number: u16) -> Scenario {
     let case = choice.case();
-    let mut scenario = Scenario::new(format!("generated {choice}")).objects(objects(&case, number));
-    scenario.words = case.to_string();
-    scenario.setups = vec![case.setup, Setup::PodRanges];
+    let mut step = Step::named(format!("generated {choice}"), 0);
+    step.objects = objects(&case, number).into_iter().map(admissible).collect();
+    step.words = case.to_string();
     for asker in Asker::ALL {
         let asked = Case {
             asker: *asker,
@@ -34,10 +34,13 @@ fn scenario(choice: Choice, number: u16) -> Scenario {
         // An INIT needs a look at all pods: only by whom the case names.
         let cheap = case.protocol != Protocol::Sctp || *asker == case.asker;
         if possible && cheap {
-            scenario.packets.push(packet(&asked, number));
+            step.packets.push(packet(&asked, number));
         }
     }
-    scenario
+    Scenario {
+        setups: vec![case.setup, Setup::PodRanges],
+        steps: vec![step],
+    }
 }
 
 fn packet(case: &Case, number: u16) -> Packet {

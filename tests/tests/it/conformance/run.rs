@@ -12,15 +12,14 @@ use serde_json::{Value, json};
 
 use crate::conformance::api::Api;
 use crate::conformance::chains;
-use crate::conformance::changing::{self, Change};
 use crate::conformance::compare::{Compared, Verdict};
 use crate::conformance::expected::{BY_CHANCE, DIFFERENCES, Difference};
 use crate::conformance::fate::{Fate, Packet};
 use crate::conformance::look::{ALONE, QUICK, THOROUGH, play};
 use crate::conformance::proxy::{Configuration, Mode, Proxy};
-use crate::conformance::scenario::Scenario;
+use crate::conformance::scenario::{Scenario, Step, admissible};
 use crate::conformance::stand::{Kept, Stand};
-use crate::conformance::{generated, picked};
+use crate::conformance::{generated, text};
 use kplane_tests::support::Setup;
 use kplane_tests::support::cluster::node;
 use kplane_tests::support::objects::{ready_in, service, with_endpoints, with_pods};
@@ -75,10 +74,14 @@ fn the_same_packets_meet_the_same_fate(mode: Mode) -> Result<()> {
     mode.under_test().set();
     let start = Instant::now();
     let only = env::var(ONLY_VAR).ok();
-    let is_wanted = |s: &Scenario| only.as_ref().is_none_or(|only| s.name.contains(only));
+    let is_wanted = |s: &Scenario| {
+        let named = |only: &String| s.steps[0].name.contains(only);
+        only.as_ref().is_none_or(named)
+    };
     let mut all = generated::scenarios();
-    all.extend(picked::scenarios());
+    all.extend(text::scenarios()?);
     all.retain(is_wanted);
+    let (changes, all): (Vec<_>, Vec<_>) = all.into_iter().partition(Scenario::changes);
     let bench = Bench {
         api: Api::start()?,
         mode,
@@ -88,7 +91,7 @@ fn the_same_packets_meet_the_same_fate(mode: Mode) -> Result<()> {
     bench.prepare(&all)?;
     println!("objects written after {:.1?}", start.elapsed());
     let mut tally = Tally {
-        scenarios: all.len(),
+        scenarios: all.len() + changes.len(),
         quiet: bench.only.is_none(),
         ..Tally::new(mode)
     };
@@ -96,12 +99,13 @@ fn the_same_packets_meet_the_same_fate(mode: Mode) -> Result<()> {
         let setup = configuration.setup;
         let ours: Vec<&Scenario> = all.iter().filter(|s| s.is_played_with(setup)).collect();
         let ours = if configuration.compat {
-            bench.remove(all.iter().filter(|s| s.name == BY_CHANCE))?;
+            bench.remove(all.iter().filter(|s| s.steps[0].name == BY_CHANCE))?;
             ours.into_iter().filter(|s| s.is_always()).collect()
         } else {
             ours
         };
-        bench.round(&configuration, &ours, &mut tally)?;
+        let steps: Vec<&Step> = ours.iter().flat_map(|s| &s.steps).collect();
+        bench.round(&configuration, &steps, &changes, &mut tally)?;
         let name = configuration.name();
         println!("{name} over after {:.1?}", start.elapsed());
     }
@@ -141,14 +145,21 @@ impl Bench {
         self.api.apply(&[namespace, node(1), node(2)])?;
         let in_each_zone = [("a", ready_in("zone-1")), ("c", ready_in("zone-2"))];
         let zoned = with_endpoints(service(ZONE_SENTINEL), &in_each_zone);
-        self.api.apply(&Scenario::new("").objects(zoned).objects)?;
-        let lists: Vec<&[Value]> = scenarios.iter().map(|s| &*s.objects).collect();
+        self.write(zoned)?;
+        let steps = scenarios.iter().flat_map(|s| &s.steps);
+        let lists: Vec<&[Value]> = steps.map(|step| &*step.objects).collect();
         self.api.apply_lists(&lists)
+    }
+
+    fn write(&self, objects: Vec<Value>) -> Result<()> {
+        let objects: Vec<Value> = objects.into_iter().map(admissible).collect();
+        self.api.apply(&objects)
     }
 
     /// Deletes the objects of scenarios.
     fn remove<'a>(&self, scenarios: impl Iterator<Item = &'a Scenario>) -> Result<()> {
-        let objects: Vec<Value> = scenarios.flat_map(|s| s.objects.clone()).collect();
+        let steps = scenarios.flat_map(|s| &s.steps);
+        let objects: Vec<Value> = steps.flat_map(|step| step.objects.clone()).collect();
         self.api.delete(&objects)
     }
 
@@ -156,8 +167,7 @@ impl Bench {
     fn synced(&self, stands: &mut [Stand], tally: &mut Tally) -> Result<()> {
         let number = FIRST_SENTINEL + tally.sentinels;
         tally.sentinels += 1;
-        let sentinel = Scenario::new("").objects(with_pods(service(number), &["a", "c"]));
-        self.api.apply(&sentinel.objects)?;
+        self.write(with_pods(service(number), &["a", "c"]))?;
         on_each(stands, |stand| stand.wait(number)).map(drop)
     }
 
@@ -189,7 +199,8 @@ impl Bench {
     fn round(
         &self,
         configuration: &Configuration,
-        scenarios: &[&Scenario],
+        steps: &[&Step],
+        changes: &[Scenario],
         tally: &mut Tally,
     ) -> Result<()> {
         let open = |proxy| Stand::open(proxy, &self.api, configuration);
@@ -200,13 +211,8 @@ impl Bench {
             chains::c2_chains_are_those_of_a_running_kube_proxy(&stands)?;
         }
         let round = configuration.name();
-        let packets = |s: &&'_ Scenario| -> Vec<Packet> { s.packets.clone() };
-        let all: Vec<(&Scenario, Packet)> = scenarios
-            .iter()
-            .flat_map(|s| packets(s).into_iter().map(|packet| (*s, packet)))
-            .collect();
-        let (from_vip, usual): (Vec<_>, Vec<_>) =
-            all.into_iter().partition(|(_, p)| is_from_vip(p));
+        let all = packets(steps).into_iter();
+        let (from_vip, usual): (Vec<_>, Vec<_>) = all.partition(|(_, p)| is_from_vip(p));
         let mut compared = compare(&mut stands, &usual)?;
         // Last, because with these addresses the node has others to masquerade to.
         let sources: Vec<Packet> = from_vip.iter().map(|(_, packet)| *packet).collect();
@@ -214,40 +220,38 @@ impl Bench {
             stand.add_sources(&sources)?;
         }
         compared.extend(compare(&mut stands, &from_vip)?);
-        tally.add(&round, scenarios, &compared);
+        tally.add(&round, steps, &compared);
         if configuration.setup == Setup::PodRanges && !configuration.compat {
-            self.changes(&mut stands, &round, tally)?;
+            self.play(changes, &mut stands, &round, tally)?;
         }
         Ok(())
     }
 
     /// Plays what changes, one step of all at a time.
-    fn changes(&self, stands: &mut [Stand], round: &str, tally: &mut Tally) -> Result<()> {
-        let is_wanted = |c: &Change| self.is_wanted(&c.name);
-        let changes: Vec<Change> = changing::changes().into_iter().filter(is_wanted).collect();
-        tally.scenarios += changes.len();
+    fn play(
+        &self,
+        changes: &[Scenario],
+        stands: &mut [Stand],
+        round: &str,
+        tally: &mut Tally,
+    ) -> Result<()> {
         let most = changes.iter().map(|change| change.steps.len()).max();
         for index in 0..most.unwrap_or_default() {
-            let steps: Vec<_> = changes.iter().filter_map(|c| c.steps.get(index)).collect();
+            let steps = changes.iter().filter_map(|change| change.steps.get(index));
+            let steps: Vec<&Step> = steps.collect();
             let gone: Vec<Value> = steps.iter().flat_map(|step| step.gone.clone()).collect();
             if !gone.is_empty() {
                 self.api.delete(&gone)?;
             }
-            let objects = steps.iter().flat_map(|step| step.scenario.objects.clone());
+            let objects = steps.iter().flat_map(|step| step.objects.clone());
             self.api.apply(&objects.collect::<Vec<_>>())?;
             self.synced(stands, tally)?;
             on_each(stands, Stand::change_ports)?;
-            let kept = steps
-                .iter()
-                .flat_map(|step| step.kept.iter().map(|kept| (&step.scenario, kept)));
+            let kept = steps.iter();
+            let kept = kept.flat_map(|step| step.kept.iter().map(|kept| (*step, kept)));
             let mut compared = self.kept(stands, &kept.collect::<Vec<_>>())?;
-            let packets = steps.iter().flat_map(|step| {
-                let packets = step.scenario.packets.iter();
-                packets.map(|packet| (&step.scenario, *packet))
-            });
-            compared.extend(compare(stands, &packets.collect::<Vec<_>>())?);
-            let scenarios: Vec<&Scenario> = steps.iter().map(|step| &step.scenario).collect();
-            tally.add(round, &scenarios, &compared);
+            compared.extend(compare(stands, &packets(&steps))?);
+            tally.add(round, &steps, &compared);
         }
         Ok(())
     }
@@ -257,16 +261,16 @@ impl Bench {
     fn kept<'a>(
         &self,
         stands: &mut [Stand],
-        kept: &[(&'a Scenario, &Kept)],
+        kept: &[(&'a Step, &Kept)],
     ) -> Result<Vec<Compared<'a>>> {
         let mut fates = |some: &[Kept]| two(on_each(stands, |stand| stand.ask_kept(some))?);
         let all: Vec<Kept> = kept.iter().map(|(_, kept)| **kept).collect();
         let [kube_proxy, kplane] = fates(&all)?;
         let first = kept.iter().zip(kube_proxy).zip(kplane);
         let mut compared: Vec<Compared<'a>> = first
-            .map(|(((scenario, kept), kube_proxy), kplane)| Compared {
+            .map(|(((step, kept), kube_proxy), kplane)| Compared {
                 mode: self.mode,
-                scenario,
+                step,
                 packet: Packet::new(kept.question()),
                 kube_proxy,
                 kplane,
@@ -285,10 +289,14 @@ impl Bench {
             }
         }
     }
+}
 
-    fn is_wanted(&self, name: &str) -> bool {
-        self.only.as_ref().is_none_or(|only| name.contains(only))
-    }
+fn packets<'a>(steps: &[&'a Step]) -> Vec<(&'a Step, Packet)> {
+    let of = |step: &&'a Step| {
+        let step = *step;
+        step.packets.iter().map(move |packet| (step, *packet))
+    };
+    steps.iter().flat_map(of).collect()
 }
 
 fn is_from_vip(packet: &Packet) -> bool {
@@ -299,10 +307,7 @@ fn is_from_vip(packet: &Packet) -> bool {
 
 /// Plays packets in both worlds at once, and again where fates differ: once more together, and then
 /// each alone.
-fn compare<'a>(
-    stands: &mut [Stand],
-    packets: &[(&'a Scenario, Packet)],
-) -> Result<Vec<Compared<'a>>> {
+fn compare<'a>(stands: &mut [Stand], packets: &[(&'a Step, Packet)]) -> Result<Vec<Compared<'a>>> {
     let mode = stands.first().context("two stands")?.mode;
     let mut both = |packets: &[Packet], effort| -> Result<[Vec<Fate>; 2]> {
         let fates = on_each(stands, |stand| play(&stand.scene(), packets, effort))?;
@@ -312,9 +317,9 @@ fn compare<'a>(
     let [kube_proxy, kplane] = both(&plain, QUICK)?;
     let first = packets.iter().zip(kube_proxy).zip(kplane);
     let mut all: Vec<Compared<'a>> = first
-        .map(|(((scenario, packet), kube_proxy), kplane)| Compared {
+        .map(|(((step, packet), kube_proxy), kplane)| Compared {
             mode,
-            scenario,
+            step,
             packet: *packet,
             kube_proxy,
             kplane,
@@ -385,10 +390,9 @@ impl Tally {
         all.filter(move |(_, difference)| difference.is_of(mode))
     }
 
-    fn add(&mut self, round: &str, scenarios: &[&Scenario], compared: &[Compared<'_>]) {
-        for scenario in scenarios {
-            let ours: Vec<_> =
-                compared.iter().filter(|c| c.scenario.name == scenario.name).collect();
+    fn add(&mut self, round: &str, steps: &[&Step], compared: &[Compared<'_>]) {
+        for step in steps {
+            let ours: Vec<_> = compared.iter().filter(|c| c.step.name == step.name).collect();
             let mut ids: Vec<&str> = Vec::new();
             let mut wrong = 0;
             for one in &ours {
@@ -413,11 +417,7 @@ impl Tally {
                 0 => format!("differs as meant: {}", ids.join(", ")),
                 _ => format!("{wrong} DIFFER"),
             };
-            println!(
-                "{round}: {}: {} packets, {outcome}",
-                scenario.name,
-                ours.len()
-            );
+            println!("{round}: {}: {} packets, {outcome}", step.name, ours.len());
         }
     }
 

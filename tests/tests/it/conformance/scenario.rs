@@ -1,80 +1,50 @@
 //! Scenarios: objects for the API server, and packets that show what a proxy makes of them.
 
-use kplane_model::{Family, Protocol};
 use serde_json::{Value, json};
 
 use crate::conformance::fate::Packet;
-use kplane_tests::support::{At, Client, Question, Setup, svc};
+use crate::conformance::stand::Kept;
+use kplane_tests::support::objects::{self, addresses};
+use kplane_tests::support::{At, Setup};
 
 /// `healthCheckNodePort` of Service number 0.
 const FIRST_HEALTH_PORT: u16 = 31_500;
 
-/// Objects and packets.
+/// Steps that are played one after the other while the proxies run.
 #[derive(Clone, Debug)]
 pub(crate) struct Scenario {
+    /// The settings with which it is played; empty = all.
+    pub(crate) setups: Vec<Setup>,
+    pub(crate) steps: Vec<Step>,
+}
+
+/// Objects that are written and deleted, and what is looked at then.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Step {
     /// Unique; begins with the behaviours it stands for.
     pub(crate) name: String,
     /// More about it, for messages.
     pub(crate) words: String,
+    /// Where it begins in `scenarios.txt`.
+    pub(crate) line: usize,
     pub(crate) objects: Vec<Value>,
+    pub(crate) gone: Vec<Value>,
     pub(crate) packets: Vec<Packet>,
-    /// The settings with which its packets are played; empty = all.
-    pub(crate) setups: Vec<Setup>,
+    /// Sockets that stay open from the first step to the last.
+    pub(crate) kept: Vec<Kept>,
+}
+
+impl Step {
+    pub(crate) fn named(name: String, line: usize) -> Self {
+        Self {
+            name,
+            line,
+            ..Self::default()
+        }
+    }
 }
 
 impl Scenario {
-    pub(crate) fn new(name: impl Into<String>) -> Self {
-        Self {
-            name: name.into(),
-            words: String::new(),
-            objects: Vec::new(),
-            packets: Vec::new(),
-            setups: vec![Setup::PodRanges],
-        }
-    }
-
-    /// Played with all settings.
-    pub(crate) fn always(mut self) -> Self {
-        self.setups.clear();
-        self
-    }
-
-    /// Objects, as the API server takes them.
-    pub(crate) fn objects(mut self, objects: impl IntoIterator<Item = Value>) -> Self {
-        self.objects.extend(objects.into_iter().map(admissible));
-        self
-    }
-
-    /// One packet.
-    pub(crate) fn packet(mut self, question: Question) -> Self {
-        self.packets.push(Packet::new(question));
-        self
-    }
-
-    /// All clients ask a Service at these places, in both families, by TCP and UDP.
-    pub(crate) fn everybody(self, number: u16, places: &[At]) -> Self {
-        self.clients(number, places, &Client::ALL)
-    }
-
-    /// The same of some clients.
-    pub(crate) fn clients(mut self, number: u16, places: &[At], clients: &[Client]) -> Self {
-        for (at, client) in places.iter().flat_map(|at| clients.iter().map(move |c| (*at, *c))) {
-            for family in Family::ALL {
-                let to = svc(number).address(at, family, client.node());
-                for protocol in [Protocol::Tcp, Protocol::Udp] {
-                    self = self.packet(Question::new(client, protocol, to));
-                }
-            }
-        }
-        self
-    }
-
-    /// All its packets are of Services with session affinity.
-    pub(crate) fn sticky(mut self) -> Self {
-        self.packets = self.packets.into_iter().map(Packet::sticky).collect();
-        self
-    }
-
     /// Whether it is played with all settings.
     pub(crate) fn is_always(&self) -> bool {
         self.setups.is_empty()
@@ -83,8 +53,34 @@ impl Scenario {
     pub(crate) fn is_played_with(&self, setup: Setup) -> bool {
         self.setups.is_empty() || self.setups.contains(&setup)
     }
+
+    /// Whether something changes while the proxies run.
+    pub(crate) fn changes(&self) -> bool {
+        self.steps.len() > 1
+    }
 }
 
+/// A ClusterIP Service with the same port in TCP and UDP, in both families.
+pub(crate) fn plain(number: u16) -> Value {
+    with_udp(objects::service(number))
+}
+
+/// The same of type LoadBalancer with a node port and an external IP.
+pub(crate) fn everywhere(number: u16) -> Value {
+    let mut service = with_udp(objects::load_balancer(number));
+    service["spec"]["externalIPs"] = json!(addresses(number, At::ExternalIp));
+    service
+}
+
+fn with_udp(mut service: Value) -> Value {
+    let mut tcp = service["spec"]["ports"][0].take();
+    tcp["name"] = json!("tcp");
+    let mut udp = tcp.clone();
+    udp["name"] = json!("udp");
+    udp["protocol"] = json!("UDP");
+    service["spec"]["ports"] = json!([tcp, udp]);
+    service
+}
 /// A Service as the API server takes it: manifests may say what it refuses.
 pub(crate) fn admissible(mut object: Value) -> Value {
     if object["kind"] != json!("Service") {

@@ -14,9 +14,8 @@ use serde_json::{Value, json};
 
 use crate::conformance::api::Api;
 use crate::conformance::chains;
-use crate::conformance::picked::{everywhere, with};
 use crate::conformance::proxy::{Configuration, Mode, Proxy, node_agent};
-use crate::conformance::scenario::admissible;
+use crate::conformance::scenario::{admissible, everywhere};
 use crate::conformance::stand::Stand;
 use kplane_tests::support::cluster::node;
 use kplane_tests::support::objects::{service, with_pods};
@@ -247,8 +246,8 @@ fn objects() -> Vec<Value> {
     let mut local = everywhere(822);
     local["spec"]["externalTrafficPolicy"] = json!("Local");
     local["spec"]["internalTrafficPolicy"] = json!("Local");
-    let ranges = json!(["172.30.0.0/16", "fd30::/64"]);
-    let ranged = with(everywhere(823), "/spec/loadBalancerSourceRanges", ranges);
+    let mut ranged = everywhere(823);
+    ranged["spec"]["loadBalancerSourceRanges"] = json!(["172.30.0.0/16", "fd30::/64"]);
     let mut all = vec![
         with_pods(everywhere(SERVED), &["a", "b", "c"]),
         with_pods(sticky, &["a", "c"]),
