@@ -6,9 +6,9 @@
 )]
 
 mod agent;
-pub mod arrival;
 mod ask;
 pub mod cluster;
+pub mod fate;
 pub mod ipvs;
 pub mod kube_proxy;
 pub mod model;
@@ -17,6 +17,7 @@ pub mod model_objects;
 pub mod model_pairs;
 pub mod nft;
 pub mod objects;
+pub mod play;
 pub mod programs;
 mod scenario;
 mod service;

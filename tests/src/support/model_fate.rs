@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 use std::net::SocketAddr;
 
 use super::cluster::zone_name;
+use super::fate::Source;
 use super::model::{Affinity, Asker, Case, Condition, IpMode, Place, Pod, Policy, Ranges};
 use super::service::{At, node_ip, node_name};
 use super::under_test::UnderTest;
@@ -32,13 +33,6 @@ pub enum Fate {
     Dropped,
     /// Nothing is done to the packet, so it does not reach an endpoint.
     Untouched,
-}
-
-/// Whom an endpoint takes for the client; one that reaches itself always sees the node (A15).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Source {
-    Client,
-    Node,
 }
 
 /// What must happen to a case on the calling thread's backend.

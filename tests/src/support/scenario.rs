@@ -10,6 +10,7 @@ use kplane_rig::ask::Expect;
 use kplane_rig::vm;
 
 use super::ask::{PATIENCE, Question, SILENCE};
+use super::fate::Source;
 use super::service::{At, Svc, node_ip};
 use super::under_test::UnderTest;
 use super::world::{Client, Net, Setup, World, second_ip};
@@ -39,14 +40,6 @@ pub enum Whom {
     All,
     /// Those on the node that handles the packet.
     Local,
-}
-
-/// Whom an endpoint takes for the client.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Source {
-    Client,
-    /// The node that handles the packet.
-    Node,
 }
 
 pub const ALL: Want = Want::Reach(Whom::All, Source::Client);

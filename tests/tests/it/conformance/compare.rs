@@ -1,17 +1,17 @@
 //! Compares what both proxies do, and knows which differences are meant.
 
 use crate::conformance::expected::{DIFFERENCES, Difference};
-use crate::conformance::fate::{Fate, Packet, reported};
 use crate::conformance::proxy::Mode;
 use crate::conformance::scenario::Step;
+use kplane_tests::support::fate::{Ends, Packet, reported};
 
 /// One packet with both fates.
 pub(crate) struct Compared<'a> {
     pub(crate) mode: Mode,
     pub(crate) step: &'a Step,
     pub(crate) packet: Packet,
-    pub(crate) kube_proxy: Fate,
-    pub(crate) kplane: Fate,
+    pub(crate) kube_proxy: Ends,
+    pub(crate) kplane: Ends,
 }
 
 /// What a comparison says.

@@ -5,9 +5,9 @@ use std::net::IpAddr;
 use kplane_model::{Cidr, Protocol};
 
 use crate::conformance::compare::Compared;
-use crate::conformance::fate::{End, Fate};
 use crate::conformance::proxy::Mode;
 use kplane_tests::support::Client;
+use kplane_tests::support::fate::{End, Ends};
 use kplane_tests::support::world::SERVICE_RANGES;
 
 /// Packets that meet another fate on purpose.
@@ -106,6 +106,6 @@ fn is_unserved(compared: &Compared<'_>) -> bool {
 }
 
 /// Whether a fate is this one end.
-fn is(fate: &Fate, end: &End) -> bool {
+fn is(fate: &Ends, end: &End) -> bool {
     fate.len() == 1 && fate.contains(end)
 }

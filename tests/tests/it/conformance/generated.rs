@@ -2,8 +2,8 @@
 
 use kplane_model::Protocol;
 
-use crate::conformance::fate::Packet;
 use crate::conformance::scenario::{Scenario, Step, admissible};
+use kplane_tests::support::fate::Packet;
 use kplane_tests::support::model::{Affinity, Asker, Case, Choice};
 use kplane_tests::support::model_objects::objects;
 use kplane_tests::support::model_pairs::choices;

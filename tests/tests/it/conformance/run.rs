@@ -14,15 +14,15 @@ use crate::conformance::api::Api;
 use crate::conformance::chains;
 use crate::conformance::compare::{Compared, Verdict};
 use crate::conformance::expected::{BY_CHANCE, DIFFERENCES, Difference};
-use crate::conformance::fate::{Fate, Packet};
-use crate::conformance::look::{ALONE, QUICK, THOROUGH, play};
 use crate::conformance::proxy::{Configuration, Mode, Proxy};
 use crate::conformance::scenario::{Scenario, Step, admissible};
 use crate::conformance::stand::{Kept, Stand};
 use crate::conformance::{generated, text};
 use kplane_tests::support::Setup;
 use kplane_tests::support::cluster::node;
+use kplane_tests::support::fate::{Ends, Packet};
 use kplane_tests::support::objects::{ready_in, service, with_endpoints, with_pods};
+use kplane_tests::support::play::{ALONE, QUICK, THOROUGH, play};
 
 /// Set to play only scenarios whose names hold this.
 pub(crate) const ONLY_VAR: &str = "KPLANE_SCENARIO";
@@ -309,7 +309,7 @@ fn is_from_vip(packet: &Packet) -> bool {
 /// each alone.
 fn compare<'a>(stands: &mut [Stand], packets: &[(&'a Step, Packet)]) -> Result<Vec<Compared<'a>>> {
     let mode = stands.first().context("two stands")?.mode;
-    let mut both = |packets: &[Packet], effort| -> Result<[Vec<Fate>; 2]> {
+    let mut both = |packets: &[Packet], effort| -> Result<[Vec<Ends>; 2]> {
         let fates = on_each(stands, |stand| play(&stand.scene(), packets, effort))?;
         two(fates)
     };

@@ -2,8 +2,8 @@
 
 use serde_json::{Value, json};
 
-use crate::conformance::fate::Packet;
 use crate::conformance::stand::Kept;
+use kplane_tests::support::fate::Packet;
 use kplane_tests::support::objects::{self, addresses};
 use kplane_tests::support::{At, Setup};
 

@@ -18,10 +18,10 @@ use kplane_tests::topology::LINK;
 use kplane_tests::wait::eventually;
 
 use crate::conformance::api::Api;
-use crate::conformance::fate::{End, Fate, Packet};
-use crate::conformance::look::Scene;
 use crate::conformance::proxy::{Configuration, Mode, Proxy};
+use kplane_tests::support::fate::{End, Ends, Packet};
 use kplane_tests::support::model::SECOND_TARGET;
+use kplane_tests::support::play::Scene;
 use kplane_tests::support::{
     At, Client, PATIENCE, Question, Seen, TARGET, World, ep, node_name, svc,
 };
@@ -186,14 +186,14 @@ impl Stand {
     }
 
     /// What becomes of sockets that stay open. The first time they are opened.
-    pub(crate) fn ask_kept(&mut self, all: &[Kept]) -> Result<Vec<Fate>> {
-        let mut fates = vec![Fate::new(); all.len()];
+    pub(crate) fn ask_kept(&mut self, all: &[Kept]) -> Result<Vec<Ends>> {
+        let mut fates = vec![Ends::new(); all.len()];
         for datagram in 0..DATAGRAMS {
             for (kept, fate) in all.iter().zip(&mut fates) {
                 let is_udp =
                     matches!(kept, Kept::Flow(q) if q.protocol == kplane_model::Protocol::Udp);
                 if is_udp || datagram == 0 {
-                    *fate = Fate::from([self.ask_one(kept)?]);
+                    *fate = Ends::from([self.ask_one(kept)?]);
                 }
             }
             thread::sleep(BETWEEN);

@@ -33,9 +33,9 @@ use kplane_tests::support::objects::{self, slices};
 use kplane_tests::support::{At, Client, Question, Setup, ep, node_ip, svc};
 use serde_json::{Value, json};
 
-use crate::conformance::fate::Packet;
 use crate::conformance::scenario::{Scenario, Step, admissible, everywhere, plain};
 use crate::conformance::stand::Kept;
+use kplane_tests::support::fate::Packet;
 
 const TEXT: &str = include_str!("scenarios.txt");
 /// The number of the first Service.

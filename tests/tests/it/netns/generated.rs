@@ -6,28 +6,24 @@
 
 use std::collections::BTreeSet;
 use std::env;
-use std::net::{IpAddr, SocketAddr};
-use std::sync::{Mutex, PoisonError};
-use std::thread;
-use std::time::Duration;
+use std::net::SocketAddr;
 
 use anyhow::{Context as _, Result, anyhow, ensure};
 use kplane_dataplane::backend::{Kind, PacketTarget};
-use kplane_model::{Cidr, Family, Protocol, Severity};
+use kplane_model::{Family, Severity};
 use kplane_tests::client;
 use rand::SeedableRng as _;
 use rand::rngs::StdRng;
 
-use kplane_tests::support::arrival::Arrivals;
 use kplane_tests::support::cluster::{Cluster, apply, delete, id};
+use kplane_tests::support::fate::{self, End, Ends, Packet, Source};
 use kplane_tests::support::model::{Asker, Case, Choice, Place, SECOND_TARGET};
-use kplane_tests::support::model_fate::{Expected, Fate, Source, expect};
+use kplane_tests::support::model_fate::{Expected, Fate, expect};
 use kplane_tests::support::model_objects::objects;
 use kplane_tests::support::model_pairs::{any, choices};
+use kplane_tests::support::play::{self as player, ALONE, QUICK, Scene, THOROUGH};
 use kplane_tests::support::under_test::UnderTest;
-use kplane_tests::support::{
-    Client, Net, PATIENCE, Question, SILENCE, Seen, Setup, World, second_ip, take_address,
-};
+use kplane_tests::support::{Question, Setup, World, take_address};
 
 /// Set for more (or fewer) cases than [`CASES`].
 const CASES_VAR: &str = "KPLANE_CASES";
@@ -40,16 +36,6 @@ const CASES: usize = 2_000;
 /// Services of one world: addresses and node ports are made from their numbers.
 const BATCH: usize = 1_000;
 
-/// Connections made to find every endpoint: with 3 of them one stays unseen once in 10^26 times.
-const MOST_TRIES: usize = 150;
-/// Connections made although every endpoint has been seen, to find one that must not be reached.
-const LEAST_TRIES: usize = 4;
-/// Number of further connections after a lost one, none of which may be lost. All namespaces of a machine
-/// share a small table of neighbours, from which another test may push an entry. And the kernel drops a
-/// packet (`EPERM`) if another packet gets the same translated source port at the same moment.
-const TRIES_AFTER_A_LOSS: usize = 12;
-/// Packets that wait for nothing, at the same time.
-const SILENT_THREADS: usize = 48;
 /// Cases of a world about which a kernel that lists everything is asked.
 const LISTED: usize = 40;
 /// Failures that are told in full.
@@ -135,7 +121,7 @@ fn play(setup: Setup, plays: &[Play]) -> Result<Vec<String>> {
     let (from_vip, usual): (Vec<_>, Vec<_>) = all
         .into_iter()
         .partition(|(play, _)| play.choice.case().asker == Asker::NodeFromVip);
-    let mut wrong = observe(&world.net, &usual)?;
+    let mut wrong = observe(&world, &usual)?;
     // Only nftables answers at once; the other backends list everything for each question.
     let every = match UnderTest::current()?.kind() {
         Kind::Nftables => 1,
@@ -151,7 +137,7 @@ fn play(setup: Setup, plays: &[Play]) -> Result<Vec<String>> {
         let vip = play.choice.case().address(play.number).ip();
         take_address(node, vip)?;
     }
-    wrong.extend(observe(&world.net, &from_vip)?);
+    wrong.extend(observe(&world, &from_vip)?);
     Ok(wrong)
 }
 
@@ -223,250 +209,143 @@ fn program(cluster: &mut Cluster, plays: &[Play]) -> Result<()> {
     Ok(())
 }
 
-/// Asks for all cases; those that can disturb each other one after the other.
-fn observe(net: &Net, plays: &[(Play, Expected)]) -> Result<Vec<String>> {
-    let wrong = Mutex::new(Vec::new());
-    let check = |(play, expected): &(Play, Expected), arrivals: Option<&Arrivals>| {
-        let watcher = Watcher {
-            net,
-            arrivals,
-            play: *play,
-            case: play.choice.case(),
-            expected,
-        };
-        if let Err(error) = watcher.check() {
-            let text = watcher.tell(&error);
-            wrong.lock().unwrap_or_else(PoisonError::into_inner).push(text);
+/// Plays the packets of all cases, and again with more effort where another fate was seen; returns what went wrong.
+fn observe(world: &World, plays: &[(Play, Expected)]) -> Result<Vec<String>> {
+    let scene = Scene {
+        net: &world.net,
+        fabric: world.topology.fabric(),
+    };
+    let all = plays.iter();
+    let mut all: Vec<Asked<'_>> = all.map(|(play, expected)| Asked::new(*play, expected)).collect();
+    for effort in [QUICK, THOROUGH, ALONE] {
+        all.iter_mut().for_each(|asked| asked.seen.clear());
+        // A client has chosen at the one address before it asks at the other.
+        for turn in [0, 1] {
+            let asking = |asked: &&mut Asked<'_>| asked.packets.len() > turn;
+            let asking: Vec<_> = all.iter_mut().filter(asking).collect();
+            let packets: Vec<Packet> = asking.iter().map(|asked| asked.packets[turn]).collect();
+            let seen = player::play(&scene, &packets, effort)?;
+            for (asked, seen) in asking.into_iter().zip(seen) {
+                asked.seen.push(seen);
+            }
         }
-    };
-    let (backend, check) = (UnderTest::current()?, &check);
-    let is_quiet = |(_, expected): &&(Play, Expected)| {
-        matches!(expected.fate, Fate::Dropped | Fate::Untouched)
-    };
-    let (quiet, loud): (Vec<_>, Vec<_>) = plays.iter().partition(is_quiet);
-    let (one_way, loud): (Vec<_>, Vec<_>) = loud
-        .into_iter()
-        .partition(|(play, expected)| is_one_way(&play.choice.case(), expected));
-    // SCTP is seen by captures, which must not overflow with other packets.
-    for sctp in [false, true] {
-        thread::scope(|scope| {
-            for client in Client::ALL {
-                let ours = loud.iter().filter(move |(play, _)| {
-                    let case = play.choice.case();
-                    case.asker.client() == client && (case.protocol == Protocol::Sctp) == sctp
-                });
-                scope.spawn(move || {
-                    backend.set();
-                    ours.for_each(|play| check(play, None));
-                });
-            }
-        });
+        all.retain(|asked| !asked.is_as_expected());
     }
-    for some in quiet.chunks(SILENT_THREADS) {
-        thread::scope(|scope| {
-            for play in some {
-                scope.spawn(move || {
-                    backend.set();
-                    check(play, None);
-                });
-            }
-        });
-    }
-    let arrivals = Arrivals::open(net, &["a", "b", "c"])?;
-    for play in one_way {
-        check(play, Some(&arrivals));
-    }
-    Ok(wrong.into_inner().unwrap_or_else(PoisonError::into_inner))
+    Ok(all.iter().map(Asked::tell).collect())
 }
 
-/// Answers of endpoints on the other node to a client outside, whose address they see, do not come
-/// back by the node that chose them.
-fn is_one_way(case: &Case, expected: &Expected) -> bool {
-    let Fate::Reach {
-        endpoints,
-        source: Source::Client,
-        ..
-    } = &expected.fate
-    else {
-        return false;
-    };
-    let remote = |pod: &SocketAddr| {
-        case.pods().iter().any(|p| p.node == 2 && p.address(case.family) == *pod)
-    };
-    case.asker == Asker::Outside && case.protocol != Protocol::Sctp && endpoints.iter().any(remote)
-}
-
-/// One case that is looked at.
-struct Watcher<'a> {
-    net: &'a Net,
-    /// For packets that are not answered.
-    arrivals: Option<&'a Arrivals>,
+/// The packets of a case, and what became of them.
+struct Asked<'a> {
     play: Play,
     case: Case,
     expected: &'a Expected,
+    /// The case's own, and for affinity one to another address.
+    packets: Vec<Packet>,
+    seen: Vec<Ends>,
 }
 
-impl Watcher<'_> {
-    fn check(&self) -> Result<()> {
+impl<'a> Asked<'a> {
+    fn new(play: Play, expected: &'a Expected) -> Self {
+        let case = play.choice.case();
+        let packet = |case: &Case| {
+            let (client, to) = (case.asker.client(), case.address(play.number));
+            let question = Question::new(client, case.protocol, to);
+            Packet::new(question.source(case.source(play.number)))
+        };
+        let other = shared(&case, expected).map(|other| packet(&other));
+        Self {
+            packets: [packet(&case)].into_iter().chain(other).collect(),
+            play,
+            case,
+            expected,
+            seen: Vec::new(),
+        }
+    }
+
+    fn is_as_expected(&self) -> bool {
+        let is_own = self.seen.first().is_some_and(|seen| self.fits(seen));
+        // A11: another address leads the client to the same endpoint.
+        is_own && self.seen.windows(2).all(|seen| endpoints(&seen[0]) == endpoints(&seen[1]))
+    }
+
+    fn fits(&self, seen: &Ends) -> bool {
+        let refused = |end: &End| matches!(end, End::Refused | End::RefusedLate | End::Denied);
         match &self.expected.fate {
-            Fate::Refused => self.check_silence(PATIENCE, "refused", Seen::is_refused),
-            Fate::Dropped => self.check_silence(SILENCE, "dropped", Seen::is_dropped),
-            Fate::Untouched => {
-                let missed = |seen: &Seen| !matches!(seen, Seen::Hit { .. });
-                self.check_silence(SILENCE, "left alone", missed)
-            }
+            Fate::Refused => seen.iter().all(refused),
+            Fate::Dropped => seen.iter().all(|end| matches!(end, End::Silent | End::Denied)),
+            Fate::Untouched => endpoints(seen).is_empty(),
             Fate::Reach {
-                endpoints,
+                endpoints: wanted,
                 source,
                 sticky,
-            } => self.check_reach(endpoints, *source, *sticky),
-        }
-    }
-
-    fn check_silence(&self, timeout: Duration, wanted: &str, is: fn(&Seen) -> bool) -> Result<()> {
-        let question = self.question(&self.case);
-        let mut seen = question.timeout(timeout).ask(self.net)?;
-        if !is(&seen) && seen == Seen::Silent {
-            // A refusal may be late on a busy machine, an answer to another packet is not.
-            seen = question.ask(self.net)?;
-        }
-        ensure!(is(&seen), "{question}: {seen}, not {wanted}");
-        Ok(())
-    }
-
-    fn check_reach(
-        &self,
-        wanted: &BTreeSet<SocketAddr>,
-        source: Source,
-        sticky: bool,
-    ) -> Result<()> {
-        let mut missing = wanted.clone();
-        let mut hit = BTreeSet::new();
-        let mut wrong = None;
-        let (mut tries, mut least) = (0, LEAST_TRIES);
-        let question = self.question(&self.case);
-        self.repeat(&question, |seen| {
-            tries += 1;
-            if seen.is_dropped() && least == LEAST_TRIES {
-                least += TRIES_AFTER_A_LOSS;
-                return true;
-            }
-            wrong = self.complaint(&seen, wanted, source);
-            if let Seen::Hit { endpoint, .. } = seen {
-                missing.remove(&endpoint);
-                hit.insert(endpoint);
-            }
-            let enough = tries >= least && (sticky || missing.is_empty());
-            wrong.is_none() && !enough && tries < MOST_TRIES
-        })?;
-        ensure!(wrong.is_none(), "{question}: {}", wrong.unwrap_or_default());
-        if sticky {
-            ensure!(hit.len() == 1, "{question}: A11: reached {hit:?}, not one");
-            return self.check_shared(wanted, &hit);
-        }
-        ensure!(missing.is_empty(), "{question}: never reached {missing:?}");
-        Ok(())
-    }
-
-    /// A11: another address of the ServicePort leads a client to the same endpoint, if all that may
-    /// answer here may answer there. (Where only some may, kube-proxy leads to those as well.)
-    fn check_shared(
-        &self,
-        wanted: &BTreeSet<SocketAddr>,
-        hit: &BTreeSet<SocketAddr>,
-    ) -> Result<()> {
-        let mut other = self.case;
-        let Some(place) = other.place.elsewhere() else {
-            return Ok(());
-        };
-        other.place = place;
-        let expected = expect(&other);
-        let shared = match &expected.fate {
-            Fate::Reach { endpoints, .. } => wanted.is_subset(endpoints),
-            _ => false,
-        };
-        // Answers to load-balancer IPs do not come back but through a node that masqueraded.
-        let answered = self.case.asker != Asker::NodeFromVip && !is_one_way(&other, &expected);
-        if !shared || !answered || self.arrivals.is_some() {
-            return Ok(());
-        }
-        let question = self.question(&other);
-        let seen = question.ask(self.net)?;
-        let good = matches!(seen, Seen::Hit { endpoint, .. } if hit.contains(&endpoint));
-        ensure!(
-            good,
-            "{question}: A11: {seen}, not {hit:?} as at another address"
-        );
-        Ok(())
-    }
-
-    fn question(&self, case: &Case) -> Question {
-        let to = case.address(self.play.number);
-        let question = Question::new(case.asker.client(), case.protocol, to);
-        question.source(self.case.source(self.play.number))
-    }
-
-    fn repeat(
-        &self,
-        question: &Question,
-        mut go_on: impl FnMut(Seen) -> bool + Send,
-    ) -> Result<()> {
-        match self.arrivals {
-            None => question.repeat(self.net, go_on),
-            Some(arrivals) => {
-                while go_on(arrivals.ask(self.net, question)?) {}
-                Ok(())
+            } => {
+                let own = self.case.source(self.play.number);
+                let is_right = |end: &End| {
+                    let End::Hit {
+                        endpoint,
+                        source: by,
+                    } = end
+                    else {
+                        return false;
+                    };
+                    // A15: hairpin.
+                    let is_itself = endpoint.ip() == own;
+                    *by == if is_itself { Source::Node } else { *source }
+                };
+                let reached = endpoints(seen);
+                let all = if *sticky {
+                    reached.len() == 1
+                } else {
+                    reached == *wanted
+                };
+                all && reached.is_subset(wanted) && seen.iter().all(is_right)
             }
         }
     }
 
-    /// What is wrong with one outcome.
-    fn complaint(
-        &self,
-        seen: &Seen,
-        wanted: &BTreeSet<SocketAddr>,
-        source: Source,
-    ) -> Option<String> {
-        let Seen::Hit {
-            endpoint,
-            source: ip,
-        } = seen
-        else {
-            return Some(format!("{seen}, not one of {wanted:?}"));
-        };
-        if !wanted.contains(endpoint) {
-            return Some(format!("{seen}, not one of {wanted:?}"));
-        }
-        let own = self.case.source(self.play.number);
-        // A15: hairpin.
-        let masqueraded = source == Source::Node || endpoint.ip() == own;
-        let right = match (masqueraded, self.case.asker) {
-            (true, Asker::NodeFromVip) => is_node_1(*ip),
-            (true, asker) => asker.client().is_masqueraded(*ip),
-            (false, _) => *ip == own,
-        };
-        let verb = if masqueraded { "masqueraded" } else { "kept" };
-        (!right).then(|| format!("{seen}, source not {verb}"))
-    }
-
-    fn tell(&self, error: &anyhow::Error) -> String {
+    fn tell(&self) -> String {
         let Play { before, choice, .. } = self.play;
+        let seen: Vec<String> = self.seen.iter().map(fate::reported).collect();
         format!(
-            "* {case}\n  expected: {expected}\n  seen: {error:#}\n  before: {life}\n  only this: \
+            "* {case}\n  expected: {expected}\n  seen: {seen}\n  before: {life}\n  only this: \
              {CASE_VAR}={before}then{choice} cargo test -p kplane-tests --test it -- netns generated",
             case = self.case,
             expected = reported(self.expected),
+            seen = seen.join(", and at another address "),
             life = before.case(),
         )
     }
 }
 
-/// Whether it is an address of node-1's, load-balancer addresses included.
-fn is_node_1(ip: IpAddr) -> bool {
-    let family = Family::of(ip);
-    let vips = ["198.19.0.0/16", "fd96:0:0:2::/64"][family as usize];
-    let vip = vips.parse().is_ok_and(|vips: Cidr| vips.contains(ip));
-    vip || ip == second_ip(family) || ip == kplane_tests::support::node_ip(1, family)
+/// The endpoints that were reached.
+fn endpoints(seen: &Ends) -> BTreeSet<SocketAddr> {
+    let hit = |end: &End| match end {
+        End::Hit { endpoint, .. } => Some(*endpoint),
+        _ => None,
+    };
+    seen.iter().filter_map(hit).collect()
+}
+
+/// A11: the same case at another address that must lead the client to the same endpoint, because all that may answer at the
+/// one may answer at the other. (Where only some may, kube-proxy leads to those as well.)
+fn shared(case: &Case, expected: &Expected) -> Option<Case> {
+    let Fate::Reach {
+        endpoints,
+        sticky: true,
+        ..
+    } = &expected.fate
+    else {
+        return None;
+    };
+    let mut other = *case;
+    other.place = case.place.elsewhere()?;
+    match expect(&other).fate {
+        // A node's answers to its load-balancer IP do not come back but through a node that masqueraded.
+        Fate::Reach {
+            endpoints: others, ..
+        } if case.asker != Asker::NodeFromVip => endpoints.is_subset(&others).then_some(other),
+        _ => None,
+    }
 }
 
 fn reported(expected: &Expected) -> String {
@@ -478,7 +357,7 @@ fn reported(expected: &Expected) -> String {
         } => {
             let whom = match source {
                 Source::Client => "as the client",
-                Source::Node => "as the node",
+                Source::Node | Source::Other(_) => "as the node",
             };
             let stays = if *sticky { ", always the same" } else { "" };
             format!("{endpoints:?} reached {whom}{stays}")

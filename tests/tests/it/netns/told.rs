@@ -16,8 +16,9 @@ use kplane_tests::support::facts;
 
 use kplane_tests::support::Setup;
 use kplane_tests::support::cluster::apply;
+use kplane_tests::support::fate::Source;
 use kplane_tests::support::model::{Affinity, Asker, Case};
-use kplane_tests::support::model_fate::{Fate, Source, expect};
+use kplane_tests::support::model_fate::{Fate, expect};
 use kplane_tests::support::model_objects::objects;
 use kplane_tests::support::model_pairs::choices;
 

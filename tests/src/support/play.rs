@@ -13,37 +13,37 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
 use kplane_model::Protocol;
-use kplane_tests::capture::{self, Capture};
-use kplane_tests::netns::NetNs;
+use kplane_rig::capture::{self, Capture};
+use kplane_rig::netns::NetNs;
 use socket2::{Domain, Socket, Type};
 
-use crate::conformance::fate::{End, Fate, Packet, Whom, asked_by_node};
-use kplane_tests::support::{Client, Net};
+use super::fate::{End, Ends, Packet, Source, asked_by_node};
+use super::world::{Client, Net};
 
 /// How often and how long to ask.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Effort {
+pub struct Effort {
     /// Connections made to learn all endpoints.
     tries: usize,
     /// How long an answer is waited for.
-    patience: Duration,
+    timeouts: Duration,
 }
 
 /// For a first look at everything.
-pub(crate) const QUICK: Effort = Effort {
+pub const QUICK: Effort = Effort {
     tries: 10,
-    patience: Duration::from_millis(250),
+    timeouts: Duration::from_millis(250),
 };
 /// Where the first look said different things: an endpoint may have stayed unseen by chance, a packet
 /// been lost or late on a busy machine.
-pub(crate) const THOROUGH: Effort = Effort {
+pub const THOROUGH: Effort = Effort {
     tries: 60,
-    patience: Duration::from_millis(1_200),
+    timeouts: Duration::from_millis(1_200),
 };
 /// Where even that said different things, one after another: what differs by chance does not twice.
-pub(crate) const ALONE: Effort = Effort {
+pub const ALONE: Effort = Effort {
     tries: 60,
-    patience: Duration::from_millis(2_500),
+    timeouts: Duration::from_millis(2_500),
 };
 /// One packet of so many may be lost among answers: on a busy machine some are, while an endpoint that
 /// is never reached (of four at most) loses a quarter.
@@ -61,15 +61,15 @@ const CAPTURED_TRIES: usize = 20;
 
 /// Where packets are played.
 #[derive(Clone, Copy)]
-pub(crate) struct Scene<'a> {
-    pub(crate) net: &'a Net,
+pub struct Scene<'a> {
+    pub net: &'a Net,
     /// The bridge between hosts.
-    pub(crate) fabric: &'a NetNs,
+    pub fabric: &'a NetNs,
 }
 
 /// Plays all packets, many times each if they are answered; their fates in the same order.
-pub(crate) fn play(scene: &Scene<'_>, packets: &[Packet], effort: Effort) -> Result<Vec<Fate>> {
-    let fates: Vec<Mutex<Fate>> = packets.iter().map(|_| Mutex::default()).collect();
+pub fn play(scene: &Scene<'_>, packets: &[Packet], effort: Effort) -> Result<Vec<Ends>> {
+    let fates: Vec<Mutex<Ends>> = packets.iter().map(|_| Mutex::default()).collect();
     // SCTP is seen by captures, which must not overflow with other packets.
     for sctp in [false, true] {
         let is_ours = |p: &Packet| (p.question.protocol == Protocol::Sctp) == sctp;
@@ -89,18 +89,18 @@ pub(crate) fn play(scene: &Scene<'_>, packets: &[Packet], effort: Effort) -> Res
             })
         })?;
     }
-    let unwrap = |fate: Mutex<Fate>| fate.into_inner().unwrap_or_else(PoisonError::into_inner);
-    let mut fates: Vec<Fate> = fates.into_iter().map(unwrap).collect();
+    let unwrap = |fate: Mutex<Ends>| fate.into_inner().unwrap_or_else(PoisonError::into_inner);
+    let mut fates: Vec<Ends> = fates.into_iter().map(unwrap).collect();
     look_for_the_silent(scene, packets, effort, &mut fates)?;
     Ok(fates)
 }
 
 /// Asks until something else than an answer comes, or often enough.
-fn ask(net: &Net, packet: &Packet, effort: Effort) -> Result<Fate> {
-    let mut fate = Fate::new();
+fn ask(net: &Net, packet: &Packet, effort: Effort) -> Result<Ends> {
+    let mut fate = Ends::new();
     let mut tried = 0;
     let mut lost = 0;
-    let question = packet.question.timeout(effort.patience);
+    let question = packet.question.timeout(effort.timeouts);
     question.repeat(net, |seen| {
         tried += 1;
         let end = packet.end(seen);
@@ -120,7 +120,7 @@ fn look_for_the_silent(
     scene: &Scene<'_>,
     packets: &[Packet],
     effort: Effort,
-    fates: &mut [Fate],
+    fates: &mut [Ends],
 ) -> Result<()> {
     let is_silent = |n: &usize| {
         fates[*n].contains(&End::Silent) && packets[*n].question.protocol != Protocol::Sctp
@@ -139,7 +139,7 @@ fn look_for_the_silent(
         let mut found = Vec::new();
         for some in silent.chunks(CHUNK) {
             let some: Vec<_> = some.iter().map(|n| (*n, packets[*n])).collect();
-            found.extend(captures.play(scene, &some, (effort.patience, round == 0))?);
+            found.extend(captures.play(scene, &some, (effort.timeouts, round == 0))?);
         }
         let mut again = Vec::new();
         for (n, end) in found {
@@ -194,7 +194,7 @@ impl Captures {
         &self,
         scene: &Scene<'_>,
         packets: &[(usize, Packet)],
-        (patience, first): (Duration, bool),
+        (timeouts, first): (Duration, bool),
     ) -> Result<Vec<(usize, End)>> {
         let mut sent = Vec::new();
         self.drain(&mut [])?;
@@ -212,7 +212,7 @@ impl Captures {
             self.drain(&mut sent)?;
         }
         let last = Instant::now();
-        while last.elapsed() < patience && sent.iter().any(|sent| sent.endpoint.is_none()) {
+        while last.elapsed() < timeouts && sent.iter().any(|sent| sent.endpoint.is_none()) {
             self.drain(&mut sent)?;
             thread::sleep(Duration::from_millis(5));
         }
@@ -274,7 +274,7 @@ impl Sent {
         match self.endpoint {
             Some(endpoint) => End::Hit {
                 endpoint,
-                source: Whom::Itself,
+                source: Source::Client,
             },
             None if refused() => End::RefusedLate,
             // On its way to a node it was seen once already.

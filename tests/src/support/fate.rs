@@ -1,4 +1,4 @@
-//! What became of a packet, and when two fates are the same. Pure.
+//! What became of packets, and when two fates are the same. Pure.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -6,15 +6,17 @@ use std::net::{IpAddr, SocketAddr};
 
 use kplane_model::{Cidr, Family, Protocol};
 
-use kplane_tests::support::{Client, Question, Seen, node_ip, second_ip};
+use super::ask::{Question, Seen};
+use super::service::node_ip;
+use super::world::{Client, second_ip};
 
 /// One way in which a connection ended.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum End {
+pub enum End {
     /// It reached an endpoint.
     Hit {
         endpoint: SocketAddr,
-        source: Whom,
+        source: Source,
     },
     /// The client was told at once.
     Refused,
@@ -29,31 +31,30 @@ pub(crate) enum End {
     Other(String),
 }
 
-/// Whom an endpoint takes for the client.
+/// Source an endpoint takes for the client; one that reaches itself always sees the node (A15).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Whom {
-    /// The client.
-    Itself,
+pub enum Source {
+    Client,
     /// The node that handles the client's packets.
     Node,
     Other(IpAddr),
 }
 
 /// All ends that were seen of many connections.
-pub(crate) type Fate = BTreeSet<End>;
+pub type Ends = BTreeSet<End>;
 
 /// A question of a scenario, asked many times.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Packet {
-    pub(crate) question: Question,
+pub struct Packet {
+    pub question: Question,
     /// Connections of one client reach the same endpoint, and it is not said which.
-    pub(crate) sticky: bool,
+    pub sticky: bool,
     /// The line of `scenarios.txt`, or 0.
-    pub(crate) line: usize,
+    pub line: usize,
 }
 
 impl Packet {
-    pub(crate) fn new(question: Question) -> Self {
+    pub fn new(question: Question) -> Self {
         Self {
             question,
             sticky: false,
@@ -61,12 +62,12 @@ impl Packet {
         }
     }
 
-    pub(crate) fn on_line(self, line: usize) -> Self {
+    pub fn on_line(self, line: usize) -> Self {
         Self { line, ..self }
     }
 
     /// With session affinity.
-    pub(crate) fn sticky(self) -> Self {
+    pub fn sticky(self) -> Self {
         Self {
             sticky: true,
             ..self
@@ -74,11 +75,11 @@ impl Packet {
     }
 
     /// How one connection of this packet ended.
-    pub(crate) fn end(&self, seen: Seen) -> End {
+    pub fn end(&self, seen: Seen) -> End {
         match seen {
             Seen::Hit { endpoint, source } => End::Hit {
                 endpoint,
-                source: self.whom(source),
+                source: self.source(source),
             },
             Seen::Refused => End::Refused,
             Seen::Denied => End::Denied,
@@ -88,16 +89,16 @@ impl Packet {
     }
 
     /// Whether the sender learns of a refusal by the first call that looks, which may be sending or receiving.
-    fn is_told_once(&self, fate: &Fate) -> bool {
+    fn is_told_once(&self, fate: &Ends) -> bool {
         let mut ends = fate.iter();
         self.question.protocol == Protocol::Udp
             && ends.all(|end| matches!(end, End::Refused | End::Denied))
     }
 
-    fn whom(&self, source: IpAddr) -> Whom {
+    fn source(&self, source: IpAddr) -> Source {
         let client = self.question.client;
         if source == self.question.source {
-            return Whom::Itself;
+            return Source::Client;
         }
         let family = Family::of(source);
         // Load-balancer addresses that node-1 has itself.
@@ -105,13 +106,13 @@ impl Packet {
         let is_vip = vips.parse().is_ok_and(|vips: Cidr| vips.contains(source));
         let is_first = client.node() == 1 && (source == second_ip(family) || is_vip);
         match is_first || source == node_ip(client.node(), family) {
-            true => Whom::Node,
-            false => Whom::Other(source),
+            true => Source::Node,
+            false => Source::Other(source),
         }
     }
 
     /// Whether two fates are the same to a user.
-    pub(crate) fn same(&self, one: &Fate, other: &Fate) -> bool {
+    pub fn same(&self, one: &Ends, other: &Ends) -> bool {
         if self.is_told_once(one) && self.is_told_once(other) {
             return true;
         }
@@ -142,7 +143,7 @@ impl fmt::Display for Packet {
     }
 }
 
-fn only_hit(fate: &Fate) -> Option<(SocketAddr, Whom)> {
+fn only_hit(fate: &Ends) -> Option<(SocketAddr, Source)> {
     match fate.iter().collect::<Vec<_>>()[..] {
         [End::Hit { endpoint, source }] => Some((*endpoint, *source)),
         _ => None,
@@ -150,7 +151,7 @@ fn only_hit(fate: &Fate) -> Option<(SocketAddr, Whom)> {
 }
 
 /// In words.
-pub(crate) fn reported(fate: &Fate) -> String {
+pub fn reported(fate: &Ends) -> String {
     let ends: Vec<String> = fate.iter().map(ToString::to_string).collect();
     ends.join(", ")
 }
@@ -159,9 +160,9 @@ impl fmt::Display for End {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Hit { endpoint, source } => match source {
-                Whom::Itself => write!(f, "{endpoint} from the client"),
-                Whom::Node => write!(f, "{endpoint} from the node"),
-                Whom::Other(ip) => write!(f, "{endpoint} from {ip}"),
+                Source::Client => write!(f, "{endpoint} from the client"),
+                Source::Node => write!(f, "{endpoint} from the node"),
+                Source::Other(ip) => write!(f, "{endpoint} from {ip}"),
             },
             Self::Refused => f.write_str("refused"),
             Self::RefusedLate => f.write_str("refused late"),
@@ -174,6 +175,6 @@ impl fmt::Display for End {
 }
 
 /// The clients that handle their packets on the node that has load-balancer addresses itself.
-pub(crate) fn asked_by_node(packet: &Packet) -> bool {
+pub fn asked_by_node(packet: &Packet) -> bool {
     packet.question.client == Client::Node
 }
