@@ -7,11 +7,12 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use anyhow::Result;
+use anyhow::{Result, ensure};
 
 use crate::client::{Outcome, PATIENCE, Probe};
 use crate::histogram::Histogram;
 use crate::netns::NetNs;
+use crate::wait::eventually;
 
 /// The rate of a [`Load`].
 #[derive(Clone, Copy, Debug)]
@@ -86,6 +87,28 @@ impl Load {
             sum.merge(&tally.lock().unwrap_or_else(PoisonError::into_inner));
         }
         sum
+    }
+
+    /// Waits until so many more probes were answered, or one was not.
+    ///
+    /// # Errors
+    /// The time has passed.
+    pub fn goes_on(&self, more: u64, within: Duration) -> Result<()> {
+        let goal = self.report().ok() + more;
+        eventually(within, "the load goes on", || match self.report() {
+            report if report.ok() >= goal || report.lost() > 0 => Ok(()),
+            report => Err(report.to_string()),
+        })
+    }
+
+    /// Lets every thread finish its probe, and requires that each was answered, and one at least.
+    ///
+    /// # Errors
+    /// A probe was not answered.
+    pub fn unharmed(self) -> Result<()> {
+        let report = self.stop();
+        ensure!(report.lost() == 0 && report.ok() > 0, "{report}");
+        Ok(())
     }
 
     /// Lets every thread finish its probe and returns the results.

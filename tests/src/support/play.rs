@@ -27,23 +27,38 @@ pub struct Effort {
     tries: usize,
     /// How long an answer is waited for.
     timeouts: Duration,
+    /// Refusals may come after a second packet.
+    late: bool,
+}
+
+impl Effort {
+    /// For a backend whose refusals come at once.
+    pub fn refused_at_once(self) -> Self {
+        Self {
+            late: false,
+            ..self
+        }
+    }
 }
 
 /// For a first look at everything.
 pub const QUICK: Effort = Effort {
     tries: 10,
     timeouts: Duration::from_millis(250),
+    late: true,
 };
 /// Where the first look said different things: an endpoint may have stayed unseen by chance, a packet
 /// been lost or late on a busy machine.
 pub const THOROUGH: Effort = Effort {
     tries: 60,
     timeouts: Duration::from_millis(1_200),
+    late: true,
 };
 /// Where even that said different things, one after another: what differs by chance does not twice.
 pub const ALONE: Effort = Effort {
     tries: 60,
     timeouts: Duration::from_millis(2_500),
+    late: true,
 };
 /// One packet of so many may be lost among answers: on a busy machine some are, while an endpoint that
 /// is never reached (of four at most) loses a quarter.
@@ -139,7 +154,11 @@ fn look_for_the_silent(
         let mut found = Vec::new();
         for some in silent.chunks(CHUNK) {
             let some: Vec<_> = some.iter().map(|n| (*n, packets[*n])).collect();
-            found.extend(captures.play(scene, &some, (effort.timeouts, round == 0))?);
+            found.extend(captures.play(
+                scene,
+                &some,
+                (effort.timeouts, effort.late && round == 0),
+            )?);
         }
         let mut again = Vec::new();
         for (n, end) in found {

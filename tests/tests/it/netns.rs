@@ -50,6 +50,7 @@ mod unserved;
 mod virtual_server_faults;
 mod virtual_servers;
 mod walk;
+mod whole;
 
 use std::process::ExitCode;
 use std::time::Duration;

@@ -1,31 +1,28 @@
 //! Nodes whose links are cut: new connections go elsewhere within seconds, and come back with the links.
 
-use std::fmt::Write as _;
-use std::fs;
 use std::net::SocketAddr;
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
-use kp_controlplane::app as control_plane;
-use kp_nodeagent::app;
-use kp_nodeagent::config::Config;
 use kplane_agents::hub::Hub;
 use kplane_agents::peers::PeerFlags;
 use kplane_agents::suspects::Mode;
 use kplane_model::Family;
 use kplane_tests::client::{Outcome, Probe, Protocol};
+use kplane_tests::cluster::objects;
 use kplane_tests::netns::NetNs;
+use kplane_tests::support::cluster::node;
 use kplane_tests::support::nft::nft;
 use kplane_tests::support::under_test::UnderTest;
 use kplane_tests::support::{TARGET, node_ip, node_name, pod_ips};
 use kplane_tests::topology::Topology;
 use kplane_tests::wait::eventually;
-use tokio::runtime::Runtime;
+use serde_json::{Value, json};
 
-use crate::netns::alone::agent_config;
-use crate::netns::own_way::{CONTROL, CONTROL_PORT};
+use crate::netns::whole::{CONTROL, CONTROL_PORT, ControlPlane, NodeAgent, connected, write};
 
 const DEADLINE: Duration = Duration::from_secs(60);
 const STATUS_PORT: u16 = 7466;
@@ -38,8 +35,8 @@ const PATIENCE: Duration = Duration::from_millis(250);
 
 struct Cluster {
     // Agents end before the namespaces do.
-    agents: Vec<(app::Bound, Runtime)>,
-    planes: Vec<(Runtime, Arc<Hub>)>,
+    agents: Vec<NodeAgent>,
+    planes: Vec<ControlPlane>,
     /// The state of the first replica.
     hub: Arc<Hub>,
     topology: Topology,
@@ -47,52 +44,22 @@ struct Cluster {
 }
 
 /// A Service with an endpoint on each node but the first, and the nodes.
-fn manifests() -> String {
-    let mut text = String::from(
-        "---\n{apiVersion: v1, kind: Service, metadata: {name: web, namespace: shop}, spec: {clusterIP: 10.96.7.1, \
-         clusterIPs: [10.96.7.1], ports: [{port: 80, protocol: TCP}]}}\n",
-    );
-    let mut endpoints = String::new();
-    for number in 1..=NODES {
-        let (name, ip, [pod, _]) = (
-            node_name(number),
-            node_ip(number, Family::V4),
-            pod_ips(number, 1),
-        );
-        let _ = write!(
-            text,
-            "---\n{{apiVersion: v1, kind: Node, metadata: {{name: {name}}}, spec: {{podCIDR: 10.244.{number}.0/24}}, \
-             status: {{addresses: [{{type: InternalIP, address: {ip}}}]}}}}\n"
-        );
-        if number > 1 {
-            let _ = write!(
-                endpoints,
-                "{{addresses: ['{pod}'], nodeName: {name}, conditions: {{ready: true}}}}, "
-            );
-        }
-    }
-    let _ = write!(
-        text,
-        "---\n{{apiVersion: discovery.k8s.io/v1, kind: EndpointSlice, metadata: {{name: web-1, namespace: shop, labels: \
-         {{kubernetes.io/service-name: web}}}}, addressType: IPv4, ports: [{{name: '', port: {TARGET}, protocol: TCP}}], \
-         endpoints: [{endpoints}]}}\n"
-    );
-    text
-}
-
-fn config(node: &str, replica: &str) -> Result<Config> {
-    let plane = format!("--control-plane=http://{replica}:{CONTROL_PORT}");
-    agent_config(&["--insecure", &plane, "--node-name", node, "--cache-dir="])
+fn manifests() -> Vec<Value> {
+    let endpoints = (2..=NODES).map(|number| {
+        let [pod, _] = pod_ips(number, 1);
+        objects::endpoint(pod, &node_name(number))
+    });
+    let spec = json!({"clusterIP": "10.96.7.1", "clusterIPs": ["10.96.7.1"]});
+    let mut all: Vec<Value> = (1..=NODES).map(node).collect();
+    all.push(objects::service("shop", "web", spec));
+    all.push(objects::slice("shop", "web-1", "web", endpoints));
+    all
 }
 
 /// Starts a node's agent with a replica.
-fn agent(topology: &Topology, number: u8, replica: &str) -> Result<(app::Bound, Runtime)> {
-    let name = node_name(number);
-    let config = config(&name, replica)?;
-    topology.node(&name)?.ns().run(|| {
-        let runtime = Runtime::new()?;
-        Ok((runtime.block_on(app::build(config))?, runtime))
-    })
+fn agent(topology: &Topology, number: u8, replica: &str) -> Result<NodeAgent> {
+    let config = connected(number, Path::new(""), [format!("{replica}:{CONTROL_PORT}")])?;
+    NodeAgent::start(topology.node(&node_name(number))?.ns(), &config)
 }
 
 impl Cluster {
@@ -114,7 +81,7 @@ impl Cluster {
             pod.serve(Protocol::Tcp, TARGET)?;
         }
         let folder = tempfile::tempdir()?;
-        fs::write(folder.path().join("all.yaml"), manifests())?;
+        write(folder.path(), "all", &manifests())?;
         let places = replicas
             .iter()
             .map(|(_, ip, _)| format!("{ip}:{STATUS_PORT}").parse().map_err(anyhow::Error::msg));
@@ -127,24 +94,12 @@ impl Cluster {
             ..PeerFlags::default()
         };
         let planes = replicas.iter().map(|(host, _, own_node)| {
-            let config = control_plane::Config {
-                agent_listen: Some(SocketAddr::from(([0, 0, 0, 0], CONTROL_PORT))),
-                status_listen: Some(SocketAddr::from(([0, 0, 0, 0], STATUS_PORT))),
-                protection: control_plane::Protection::PlainText { exposed: true },
-                dead_node: mode,
-                peers: flags.clone().config(0),
-                own_node: own_node.map(|number| node_name(number).into()),
-                ..control_plane::Config::new(control_plane::Origin::Manifests(
-                    folder.path().to_owned(),
-                ))
-            };
             let host = topology.host(host).or_else(|_| topology.node(host))?;
-            host.ns().run(|| {
-                let runtime = Runtime::new()?;
-                let bound = runtime.block_on(control_plane::build(config))?;
-                let hub = Arc::clone(bound.hub());
-                runtime.spawn(bound.wait());
-                Ok((runtime, hub))
+            ControlPlane::start_with(host.ns(), folder.path(), |config| {
+                config.status_listen = Some(([0, 0, 0, 0], STATUS_PORT).into());
+                config.dead_node = mode;
+                config.peers = flags.clone().config(0);
+                config.own_node = own_node.map(|number| node_name(number).into());
             })
         });
         let planes: Vec<_> = planes.collect::<Result<_>>()?;
@@ -152,7 +107,7 @@ impl Cluster {
             (1..=NODES).map(|number| agent(&topology, number, replicas[replica_of(number)].1));
         let cluster = Self {
             agents: agents.collect::<Result<_>>()?,
-            hub: Arc::clone(&planes[0].1),
+            hub: Arc::clone(&planes[0].hub),
             planes,
             topology,
             _folder: folder,
@@ -164,12 +119,12 @@ impl Cluster {
     /// Waits until all agents are connected and serve the Service.
     fn all_are_there(&self) -> Result<()> {
         eventually(DEADLINE, "all agents serve", || {
-            let hubs = self.planes.iter().map(|(_, hub)| hub.agents().records());
+            let hubs = self.planes.iter().map(|plane| plane.hub.fleet.records());
             let records = hubs.flatten();
             let connected = records.filter(|(_, record)| record.connected).count();
             let mut agents = self.agents.iter();
-            let serve = agents.all(|(agent, _)| {
-                let report = agent.reports().borrow().clone();
+            let serve = agents.all(|agent| {
+                let report = agent.report();
                 report.counts.services == 1 && report.applied == report.held
             });
             match serve && connected == usize::from(NODES) {
@@ -386,7 +341,7 @@ pub(crate) fn replicas_suspect_the_same_nodes() -> Result<()> {
         ("client", "172.30.0.3", None),
     ];
     let cluster = Cluster::with(Mode::Act, &replicas, |node| usize::from(node >= VICTIM))?;
-    let (client, other) = (cluster.client()?, Arc::clone(&cluster.planes[1].1));
+    let (client, other) = (cluster.client()?, Arc::clone(&cluster.planes[1].hub));
     reaches(&client, &format!("on-{VICTIM}"))?;
     cluster.set_link(port_of(VICTIM), false)?;
     cluster.suspects_at(&other, &[VICTIM])?;
@@ -432,7 +387,7 @@ pub(crate) fn agents_that_move_to_another_replica_are_not_lost() -> Result<()> {
     cluster.suspects(&[2])?;
     cluster.set_link(port_of(2), true)?;
     cluster.suspects(&[])?;
-    let begun = cluster.planes.iter().map(|(_, hub)| hub.suspects().begun());
+    let begun = cluster.planes.iter().map(|plane| plane.hub.suspects.begun());
     ensure!(begun.max() == Some(1), "others were suspected");
     Ok(())
 }

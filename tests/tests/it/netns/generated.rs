@@ -218,6 +218,10 @@ fn observe(world: &World, plays: &[(Play, Expected)]) -> Result<Vec<String>> {
     let all = plays.iter();
     let mut all: Vec<Asked<'_>> = all.map(|(play, expected)| Asked::new(*play, expected)).collect();
     for effort in [QUICK, THOROUGH, ALONE] {
+        let effort = match UnderTest::current()?.refuses_late() {
+            true => effort,
+            false => effort.refused_at_once(),
+        };
         all.iter_mut().for_each(|asked| asked.seen.clear());
         // A client has chosen at the one address before it asks at the other.
         for turn in [0, 1] {

@@ -2,19 +2,16 @@
 
 use std::io::{Read as _, Write as _};
 use std::net::{IpAddr, SocketAddr, TcpStream};
-use std::time::Duration;
+use std::path::Path;
 
 use anyhow::{Context as _, Result, ensure};
-use kp_nodeagent::app;
 use kp_nodeagent::config::Config;
 use kplane_dataplane::backend::Kind;
 use kplane_tests::link::Netlink;
 use kplane_tests::netns::NetNs;
 use kplane_tests::wait::eventually;
 
-use crate::netns::alone::agent_config;
-
-const DEADLINE: Duration = Duration::from_secs(30);
+use crate::netns::whole::{DEADLINE, NodeAgent, standalone};
 
 const PORT: u16 = 31_000;
 
@@ -36,18 +33,14 @@ spec:
 pub(crate) fn a23_health_checks_follow_the_nodes_own_addresses() -> Result<()> {
     let folder = tempfile::tempdir()?;
     std::fs::write(folder.path().join("lb.yaml"), MANIFEST)?;
-    let config = config(&folder.path().to_string_lossy(), "192.0.2.0/24")?;
-    NetNs::new("node")?.run(|| {
-        let runtime = tokio::runtime::Runtime::new()?;
-        let agent = runtime.block_on(app::build(config))?;
-        let reports = agent.reports();
+    let config = config(folder.path(), "192.0.2.0/24")?;
+    let node = NetNs::new("node")?;
+    let agent = NodeAgent::start(&node, &config)?;
+    node.run(|| {
         let failures = |wanted: &[&str]| {
-            eventually(DEADLINE, "failures", || {
-                let report = reports.borrow();
-                let found: Vec<_> = report.failures.iter().map(|f| f.reason.clone()).collect();
-                let fits = found.len() == wanted.len()
-                    && found.iter().zip(wanted).all(|(f, w)| f.contains(w));
-                fits.then_some(()).ok_or_else(|| format!("{found:?}"))
+            agent.reports(|report| {
+                let mut both = report.failures.iter().zip(wanted);
+                report.failures.len() == wanted.len() && both.all(|(f, w)| f.reason.contains(w))
             })
         };
         failures(&["no address of this node serves node ports of this family"])?;
@@ -84,13 +77,14 @@ pub(crate) fn a23_with_primary_health_checks_are_on_the_nodes_own_address() -> R
     let write = |ip: &str| {
         let address = format!("[{{type: InternalIP, address: {ip}}}]");
         let text = format!(
-            "{{apiVersion: v1, kind: Node, metadata: {{name: n1}}, status: {{addresses: {address}}}}}"
+            "{{apiVersion: v1, kind: Node, metadata: {{name: node-1}}, status: {{addresses: {address}}}}}"
         );
         std::fs::write(&node, text)
     };
     write("192.0.2.1")?;
-    let config = config(&folder.path().to_string_lossy(), "primary")?;
-    NetNs::new("node")?.run(|| {
+    let config = config(folder.path(), "primary")?;
+    let node_ns = NetNs::new("node")?;
+    node_ns.run(|| {
         let [first, second] = ["192.0.2.1", "192.0.2.2"].map(str::parse::<IpAddr>);
         let (first, second) = (first?, second?);
         let links = Netlink::open()?;
@@ -99,8 +93,7 @@ pub(crate) fn a23_with_primary_health_checks_are_on_the_nodes_own_address() -> R
         for ip in [first, second] {
             links.add_address("eth0", ip, 24)?;
         }
-        let runtime = tokio::runtime::Runtime::new()?;
-        let _agent = runtime.block_on(app::build(config))?;
+        let _agent = NodeAgent::start(&node_ns, &config)?;
         answers(first)?;
         ensure!(ask(second).is_err(), "{second} is not the node's");
         write("192.0.2.2")?;
@@ -114,15 +107,14 @@ pub(crate) fn a23_with_primary_health_checks_are_on_the_nodes_own_address() -> R
     })
 }
 
-fn config(manifests: &str, addresses: &str) -> Result<Config> {
-    let manifests = format!("--manifests={manifests}");
-    let addresses = format!("--nodeport-addresses={addresses}");
-    let source = ["--standalone", "--status-bind-address=", &manifests];
-    let node = ["--backend=noop", "--node-name=n1", "--cache-dir="];
+fn config(manifests: &Path, addresses: &str) -> Result<Config> {
+    let flags = [
+        &*format!("--nodeport-addresses={addresses}"),
+        "--backend=noop",
+    ];
     Ok(Config {
         backend: Kind::Noop,
-        inside: Some(kp_controlplane::app::inside),
-        ..agent_config(&[&source[..], &node, &[&addresses]].concat())?
+        ..standalone(1, Path::new(""), manifests, &flags)?
     })
 }
 

@@ -1,30 +1,31 @@
 //! preStop hooks: a server may stop as soon as its hook is answered, and no connection fails.
 
-use std::fmt::Write as _;
-use std::fs;
 use std::io::{Read as _, Write as _};
 use std::net::{IpAddr, SocketAddr, TcpStream};
 use std::path::Path;
-use std::process::Command;
+use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, anyhow, ensure};
 use kp_nodeagent::config::Config;
 use kplane_agents::fleet::Session;
-use kplane_desired_state::admission::Admission;
 use kplane_model::Family;
 use kplane_proto::v1::{Hello, LeavingOutcome};
 use kplane_tests::client::{Probe, Protocol};
+use kplane_tests::cluster::objects;
 use kplane_tests::load::{Load, Pace};
 use kplane_tests::netns::NetNs;
+use kplane_tests::support::cluster::node;
+use kplane_tests::support::nft::nft;
 use kplane_tests::support::{Client, TARGET, World, node_name, pod_ips};
 use kplane_tests::wait::eventually;
+use serde_json::json;
 
-use crate::netns::alone::{self, Agent};
-use crate::netns::own_way::{CONTROL, CONTROL_PORT, plane_at};
+use crate::netns::whole::{
+    self, CONTROL, CONTROL_PORT, ControlPlane, DEADLINE, NodeAgent, agent_config,
+};
 
-const DEADLINE: Duration = Duration::from_secs(30);
 const HOOK: u16 = 7468;
 /// The Service's addresses.
 const SERVICE: [&str; 2] = ["10.96.7.1", "fd96::701"];
@@ -44,44 +45,29 @@ enum Is {
 
 /// Writes the Nodes and the Service in one step.
 fn write(folder: &Path, pods: [Is; 3]) -> Result<()> {
-    let mut text = String::new();
-    for number in 1..=2 {
-        let name = node_name(number);
-        writeln!(
-            text,
-            "---\n{{apiVersion: v1, kind: Node, metadata: {{name: {name}}}, \
-             spec: {{podCIDRs: [10.244.{number}.0/24, 'fd44:0:0:{number:x}::/64']}}}}"
-        )?;
-    }
-    let [v4, v6] = SERVICE;
-    writeln!(
-        text,
-        "---\n{{apiVersion: v1, kind: Service, metadata: {{name: web, namespace: shop}}, spec: {{clusterIP: {v4}, \
-         clusterIPs: [{v4}, '{v6}'], ipFamilies: [IPv4, IPv6], ports: [{{port: 80, protocol: TCP}}]}}}}"
-    )?;
-    for (family, kind) in Family::ALL.into_iter().zip(["IPv4", "IPv6"]) {
+    let spec =
+        json!({"clusterIP": SERVICE[0], "clusterIPs": SERVICE, "ipFamilies": ["IPv4", "IPv6"]});
+    let mut all = vec![node(1), node(2), objects::service("shop", "web", spec)];
+    for family in Family::ALL {
         let there = PODS.iter().zip(pods).filter(|(_, is)| *is != Is::Gone);
         let endpoints = there.map(|((name, node, number), is)| {
-            let (ip, ready) = (pod_ips(*node, *number)[family as usize], is == Is::Ready);
-            format!(
-                "{{addresses: ['{ip}'], nodeName: {}, targetRef: {{kind: Pod, namespace: shop, name: web-{name}}}, \
-                 conditions: {{ready: {ready}, serving: true, terminating: {}}}}}",
-                node_name(*node),
-                !ready
-            )
+            let ready = is == Is::Ready;
+            json!({
+                "addresses": [pod_ips(*node, *number)[family as usize]], "nodeName": node_name(*node),
+                "targetRef": {"kind": "Pod", "namespace": "shop", "name": format!("web-{name}")},
+                "conditions": {"ready": ready, "serving": true, "terminating": !ready},
+            })
         });
-        writeln!(
-            text,
-            "---\n{{apiVersion: discovery.k8s.io/v1, kind: EndpointSlice, metadata: {{name: web-{}, namespace: shop, \
-             labels: {{kubernetes.io/service-name: web}}}}, addressType: {kind}, \
-             ports: [{{name: '', port: {TARGET}, protocol: TCP}}], endpoints: [{}]}}",
-            kind.to_lowercase(),
-            endpoints.collect::<Vec<_>>().join(", ")
-        )?;
+        let mut slice = objects::slice(
+            "shop",
+            &format!("web-{}", family as usize),
+            "web",
+            endpoints,
+        );
+        slice["addressType"] = json!(family.to_string());
+        all.push(slice);
     }
-    let new = folder.join("new");
-    fs::write(&new, text)?;
-    Ok(fs::rename(new, folder.join("all.yaml"))?)
+    whole::write(folder, "all", &all)
 }
 
 /// Asks as kubelet does.
@@ -123,10 +109,8 @@ fn outcome(node: &NetNs, pod: IpAddr, path: &str, wanted: &str) -> Result<()> {
 
 fn config(number: u8, cache: &Path) -> Result<Config> {
     let planes = format!("--control-plane=http://{}:{CONTROL_PORT}", CONTROL[0]);
-    let cache = format!("--cache-dir={}", cache.display());
-    let name = format!("--node-name={}", node_name(number));
     let port = format!("--pre-stop-port={HOOK}");
-    let mut config = alone::agent_config(&["--insecure", &planes, &cache, &name, &port])?;
+    let mut config = agent_config(number, cache, &["--insecure", &planes, &port])?;
     config.cache_dir = None;
     // Answers of Pods on other nodes come back this way.
     config.node_settings.masquerade_all = true;
@@ -134,27 +118,18 @@ fn config(number: u8, cache: &Path) -> Result<Config> {
 }
 
 /// Starts the agents of both nodes, and waits until their kernels hold what the control plane has.
-fn agents(world: &World, cache: &Path) -> Result<Vec<Agent>> {
-    let agents = (1..=2).map(|number| {
-        let config = config(number, cache)?;
-        world.node(number)?.run(|| Agent::start(&config))
-    });
+fn agents(world: &World, cache: &Path) -> Result<Vec<NodeAgent>> {
+    let agents =
+        (1..=2).map(|number| NodeAgent::start(world.node(number)?, &config(number, cache)?));
     let agents: Vec<_> = agents.collect::<Result<_>>()?;
     for agent in &agents {
-        eventually(DEADLINE, "the agent serves", || {
-            let report = agent.report();
-            let serves = report.counts.services == 2 && report.applied == report.held;
-            serves.then_some(()).ok_or_else(|| format!("{report:?}"))
-        })?;
+        agent.reports(|report| report.counts.services == 2 && report.applied == report.held)?;
     }
     Ok(agents)
 }
 
-fn stop(world: &World, agents: Vec<Agent>) -> Result<()> {
-    for (number, agent) in (1..).zip(agents) {
-        world.node(number)?.run(|| agent.stop())?;
-    }
-    Ok(())
+fn stop(agents: Vec<NodeAgent>) -> Result<()> {
+    agents.into_iter().try_for_each(NodeAgent::stop)
 }
 
 /// Waits until kubelet's way leads to the agent.
@@ -169,7 +144,8 @@ pub(crate) fn servers_end_right_after_their_hooks_and_no_connection_fails() -> R
     write(folder.path(), [Is::Ready; 3])?;
     let mut world = World::without_agents()?;
     let control = world.topology.host("control")?.ns().clone();
-    let (_runtime, hub) = plane_at(&control, folder.path(), &Admission::default(), CONTROL_PORT)?;
+    let plane = ControlPlane::start(&control, folder.path())?;
+    let hub = &plane.hub;
     let agents = agents(&world, cache.path())?;
     let nodes = [world.node(1)?.clone(), world.node(2)?.clone()];
     let loads: Vec<_> = [
@@ -211,11 +187,7 @@ pub(crate) fn servers_end_right_after_their_hooks_and_no_connection_fails() -> R
         // Connections that are established go on, and new ones are refused.
         let ended = world.topology.pod_mut(name)?;
         ended.stop(Protocol::Tcp, TARGET, Duration::from_secs(2))?;
-        let goal: u64 = loads.iter().map(|load| load.report().ok()).sum::<u64>() + 50;
-        eventually(DEADLINE, "the load goes on", || {
-            let now: u64 = loads.iter().map(|load| load.report().ok()).sum();
-            (now >= goal).then_some(()).ok_or(now)
-        })?;
+        loads.iter().try_for_each(|load| load.goes_on(12, DEADLINE))?;
         ended.serve(Protocol::Tcp, TARGET)?;
         write(folder.path(), [Is::Ready; 3])?;
         answered += 1;
@@ -229,11 +201,8 @@ pub(crate) fn servers_end_right_after_their_hooks_and_no_connection_fails() -> R
         );
     }
     ensure!(answered == ROUNDS * PODS.len());
-    for load in loads {
-        let load = load.stop();
-        ensure!(load.lost() == 0 && load.ok() > 50, "{load}");
-    }
-    stop(&world, agents)
+    loads.into_iter().try_for_each(Load::unharmed)?;
+    stop(agents)
 }
 
 #[expect(clippy::too_many_lines, reason = "one story of one node")]
@@ -242,21 +211,15 @@ pub(crate) fn hooks_are_answered_at_their_bound_at_the_latest() -> Result<()> {
     write(folder.path(), [Is::Ready; 3])?;
     let world = World::without_agents()?;
     let control = world.topology.host("control")?.ns().clone();
-    let (runtime, hub) = plane_at(&control, folder.path(), &Admission::default(), CONTROL_PORT)?;
+    let plane = ControlPlane::start(&control, folder.path())?;
+    let hub = Arc::clone(&plane.hub);
     let agents = agents(&world, cache.path())?;
     let node = world.node(1)?.clone();
     let [a, b] = [pod_ips(1, 1), pod_ips(1, 2)].map(|ips| ips[0]);
     answers(&node, b)?;
     // A rule of another program, such as a policy, that keeps the node away from its Pods.
-    for words in [
-        "add table ip other",
-        "add chain ip other output { type filter hook output priority 0; }",
-        "add rule ip other output ip daddr 10.244.0.0/16 drop",
-    ] {
-        let mut nft = Command::new("nft");
-        nft.arg(words);
-        node.output(nft)?;
-    }
+    let rules = "table ip other { chain output { type filter hook output priority 0; ip daddr 10.244.0.0/16 drop; }; }";
+    nft(&node, rules)?;
     let last_reason = || {
         let latest = hub.streams().departures.latest();
         latest.last().map(|(_, one)| one.reason.clone()).unwrap_or_default()
@@ -319,9 +282,7 @@ pub(crate) fn hooks_are_answered_at_their_bound_at_the_latest() -> Result<()> {
         "gone",
     )?;
 
-    let mut nft = Command::new("nft");
-    nft.arg("delete table ip other");
-    node.output(nft)?;
+    nft(&node, "delete table ip other")?;
     // Nobody else reaches the listener: other nodes, Pods, machines.
     for (from, to) in [
         (world.node(2)?, b),
@@ -334,8 +295,7 @@ pub(crate) fn hooks_are_answered_at_their_bound_at_the_latest() -> Result<()> {
         ensure!(reached.is_err(), "{to}: {reached:?}");
     }
 
-    drop(hub);
-    drop(runtime);
+    drop((hub, plane));
     let began = Instant::now();
     outcome(&node, a, "/gone?within=1s", "no-control-plane")?;
     ensure!(
@@ -343,7 +303,7 @@ pub(crate) fn hooks_are_answered_at_their_bound_at_the_latest() -> Result<()> {
         "{:?}",
         began.elapsed()
     );
-    stop(&world, agents)
+    stop(agents)
 }
 
 /// An agent that is asked to end answers the hooks that wait. New ones wait for the next agent, and are refused when none
@@ -353,7 +313,7 @@ pub(crate) fn hooks_outlive_a_restart_of_their_agent() -> Result<()> {
     write(folder.path(), [Is::Ready; 3])?;
     let world = World::without_agents()?;
     let control = world.topology.host("control")?.ns().clone();
-    let (_runtime, _hub) = plane_at(&control, folder.path(), &Admission::default(), CONTROL_PORT)?;
+    let _plane = ControlPlane::start(&control, folder.path())?;
     let mut agents = agents(&world, cache.path())?;
     let node = world.node(1)?.clone();
     let pods = pod_ips(1, 1);
@@ -363,7 +323,7 @@ pub(crate) fn hooks_outlive_a_restart_of_their_agent() -> Result<()> {
     let waits = ask(&node, pods[0], "/gone?within=20s")?;
     let (first, next) = (agents.remove(0), config(1, cache.path())?);
     thread::scope(|scope| {
-        let ends = scope.spawn(|| node.run(|| first.stop()));
+        let ends = scope.spawn(|| first.stop());
         eventually(DEADLINE, "new hooks wait", || {
             let left = left_behind(&node)?;
             ensure!(left == 2, "{left} tables");
@@ -374,7 +334,7 @@ pub(crate) fn hooks_outlive_a_restart_of_their_agent() -> Result<()> {
         let (status, body) = answer(waits)?;
         ensure!(status == "HTTP/1.1 200 OK" && body == "gone", "{body}");
         joined(ends)?;
-        agents.insert(0, node.run(|| Agent::start(&next))?);
+        agents.insert(0, NodeAgent::start(&node, &next)?);
         joined(comes)
     })?;
     eventually(DEADLINE, "the next agent takes its place", || {
@@ -382,14 +342,12 @@ pub(crate) fn hooks_outlive_a_restart_of_their_agent() -> Result<()> {
         ensure!(left == 0, "{left} tables");
         Ok(())
     })?;
-    let second = agents.remove(0);
-    node.run(|| second.stop())?;
+    agents.remove(0).stop()?;
     ensure!(left_behind(&node)? == 2);
     // Nobody comes.
     let refused = hook(&node, pods[0], "/gone");
     ensure!(refused.is_err(), "{refused:?}");
-    let last = agents.remove(0);
-    world.node(2)?.run(|| last.stop())
+    stop(agents)
 }
 
 /// Without a Service the agent answers at the port of hooks, and with one the Pod's own server does.
@@ -398,21 +356,19 @@ pub(crate) fn a_pod_that_serves_at_the_port_of_hooks_is_left_alone() -> Result<(
     write(folder.path(), [Is::Ready; 3])?;
     let mut world = World::without_agents()?;
     let control = world.topology.host("control")?.ns().clone();
-    let (_runtime, _hub) = plane_at(&control, folder.path(), &Admission::default(), CONTROL_PORT)?;
+    let _plane = ControlPlane::start(&control, folder.path())?;
     world.topology.pod_mut("b")?.serve(Protocol::Tcp, HOOK)?;
     let agents = agents(&world, cache.path())?;
     let node = world.node(1)?.clone();
     let [a, b] = [pod_ips(1, 1), pod_ips(1, 2)].map(|ips| ips[0]);
     answers(&node, b)?;
-    let name = node_name(1);
-    let zenoh = format!(
-        "{{apiVersion: v1, kind: Service, metadata: {{name: zenoh, namespace: shop}}, spec: {{clusterIP: 10.96.7.2, \
-         ports: [{{port: {HOOK}, protocol: TCP}}]}}}}\n---\n{{apiVersion: discovery.k8s.io/v1, kind: EndpointSlice, \
-         metadata: {{name: zenoh-1, namespace: shop, labels: {{kubernetes.io/service-name: zenoh}}}}, addressType: IPv4, \
-         ports: [{{name: '', port: {HOOK}, protocol: TCP}}], \
-         endpoints: [{{addresses: ['{b}'], nodeName: {name}, conditions: {{ready: true}}}}]}}\n"
-    );
-    fs::write(folder.path().join("zenoh.yaml"), zenoh)?;
+    let ports = json!([{"name": "http", "port": HOOK, "protocol": "TCP"}]);
+    let spec = json!({"clusterIP": "10.96.7.2", "ports": ports});
+    let endpoint = objects::endpoint(b, "node-1");
+    let mut slice = objects::slice("shop", "zenoh-1", "zenoh", [endpoint]);
+    slice["ports"] = ports;
+    let zenoh = [objects::service("shop", "zenoh", spec), slice];
+    whole::write(folder.path(), "zenoh", &zenoh)?;
     eventually(DEADLINE, "the Pod's server answers", || {
         Probe::tcp(SocketAddr::new(b, HOOK)).reply(&node).map(drop)
     })?;
@@ -423,14 +379,12 @@ pub(crate) fn a_pod_that_serves_at_the_port_of_hooks_is_left_alone() -> Result<(
         reported.then_some(()).ok_or_else(|| format!("{:?}", report.findings))
     })?;
     answers(&node, a)?;
-    stop(&world, agents)
+    stop(agents)
 }
 
 /// Returns the number of tables that an agent has left behind.
 fn left_behind(node: &NetNs) -> Result<usize> {
-    let mut nft = Command::new("nft");
-    nft.args(["list", "tables"]);
-    let tables = node.output(nft)?;
+    let tables = nft(node, "list tables")?;
     Ok(tables.matches("kplane-departed").count())
 }
 

@@ -1,30 +1,24 @@
 //! Replicas of the control plane are replaced one after the other while endpoints change all the time: no connection
 //! fails, and nothing is sent twice.
 
-use std::fs;
 use std::net::IpAddr;
 use std::path::Path;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 
 use anyhow::{Result, anyhow, ensure};
 use kp_nodeagent::report::Report;
-use kplane_agents::hub::Hub;
-use kplane_desired_state::admission::Admission;
 use kplane_tests::client::Probe;
 use kplane_tests::load::{Load, Pace};
 use kplane_tests::netns::NetNs;
 use kplane_tests::wait::eventually;
-use tokio::runtime::Runtime;
 
-use crate::netns::alone::{self, Agent};
-use crate::netns::emptied::yaml_with;
-use crate::netns::own_way::{CONTROL, CONTROL_PORT, plane_at};
+use crate::netns::whole::{
+    CONTROL, CONTROL_PORT, ControlPlane, DEADLINE, NodeAgent, connected, numbered, place, write,
+};
 use kplane_tests::support::{Client, World, node_name, pod_ips};
 
-const DEADLINE: Duration = Duration::from_secs(30);
 const REPLICAS: u16 = 3;
 /// How often each replica is replaced.
 const ROUNDS: usize = 2;
@@ -34,26 +28,14 @@ const BETWEEN: Duration = Duration::from_millis(25);
 /// Longest time that a replica takes for its farewell.
 const DRAIN: Duration = Duration::from_secs(5);
 
-/// One replica; its connections break when it is dropped.
-struct Plane {
-    runtime: Runtime,
-    hub: Arc<Hub>,
-}
-
-impl Plane {
-    fn start(control: &NetNs, folder: &Path, replica: u16) -> Result<Self> {
-        let port = CONTROL_PORT + replica;
-        // A program that another test is starting may hold the port of the one before until its exec.
-        eventually(DEADLINE, "a replica starts", || {
-            let (runtime, hub) = plane_at(control, folder, &Admission::default(), port)?;
-            Ok::<_, anyhow::Error>(Self { runtime, hub })
+/// Starts a replica.
+fn start(control: &NetNs, folder: &Path, replica: u16) -> Result<ControlPlane> {
+    // A program that another test is starting may hold the port of the one before until its exec.
+    eventually(DEADLINE, "a replica starts", || {
+        ControlPlane::start_with(control, folder, |config| {
+            config.agent_listen = Some(([0, 0, 0, 0], CONTROL_PORT + replica).into());
         })
-    }
-
-    /// Ends as on SIGTERM.
-    fn end(self) {
-        self.runtime.block_on(self.hub.streams().draining.begin(DRAIN));
-    }
+    })
 }
 
 /// Gives a Service other endpoints, in one step.
@@ -65,9 +47,7 @@ fn change(folder: &Path, round: u64) -> Result<()> {
         _ => &[other],
     };
     let number = round % SERVICES;
-    let new = folder.join("new");
-    fs::write(&new, yaml_with(number, pods))?;
-    Ok(fs::rename(new, folder.join(format!("s{number}.yaml")))?)
+    write(folder, &format!("s{number}"), &numbered(number, pods))
 }
 
 /// Changes Services until it is told to stop; returns the number of changes.
@@ -83,7 +63,7 @@ fn churn(folder: &Path, stop: &AtomicBool) -> Result<u64> {
 }
 
 /// Wants the agent to hold what a replica has now, in its kernel.
-fn follows(agent: &Agent, planes: &[Plane]) -> Result<()> {
+fn follows(agent: &NodeAgent, planes: &[ControlPlane]) -> Result<()> {
     let node = node_name(1);
     eventually(DEADLINE, "the agent follows", || {
         let report = agent.report();
@@ -103,47 +83,40 @@ pub(crate) fn replicas_are_replaced_under_changes_and_no_connection_fails() -> R
     let world = World::without_agents()?;
     let control = world.topology.host("control")?.ns().clone();
     let client = world.net.ns(Client::Outside)?;
-    let planes = (0..REPLICAS).map(|replica| {
-        let port = CONTROL_PORT + replica;
-        format!("http://{}:{port}", CONTROL[0])
-    });
-    let planes: Vec<_> = planes.collect();
-    let config = alone::config_with(&planes.join(","), cache.path())?;
-    world.node(1)?.run(|| {
-        let start = |replica| Plane::start(&control, folder.path(), replica);
-        let mut planes = (0..REPLICAS).map(start).collect::<Result<Vec<_>>>()?;
-        let agent = Agent::start(&config)?;
-        follows(&agent, &planes)?;
-        let load = Load::start(client, Probe::tcp("10.96.7.3:80".parse()?), Pace::default())?;
-        let stop = AtomicBool::new(false);
-        let changes = thread::scope(|scope| {
-            let churn = scope.spawn(|| churn(folder.path(), &stop));
-            let rolled = (0..ROUNDS).try_for_each(|_| roll(&mut planes, &agent, &start));
-            stop.store(true, Ordering::Relaxed);
-            let changes = churn.join().map_err(|_| anyhow!("it panicked"))??;
-            rolled.map(|()| changes)
-        })?;
-        follows(&agent, &planes)?;
-        let load = load.stop();
-        ensure!(load.lost() == 0 && load.ok() > 0, "{load}");
-        let report = agent.report();
-        ensure!(
-            changes > 20 && report.snapshots == 1,
-            "{changes}: {report:?}"
-        );
-        agent.stop()
-    })
+    let places = (0..REPLICAS).map(|replica| format!("{}:{}", CONTROL[0], CONTROL_PORT + replica));
+    let config = connected(1, cache.path(), places)?;
+    let start = |replica| start(&control, folder.path(), replica);
+    let mut planes = (0..REPLICAS).map(start).collect::<Result<Vec<_>>>()?;
+    let agent = NodeAgent::start(world.node(1)?, &config)?;
+    follows(&agent, &planes)?;
+    let load = Load::start(client, Probe::tcp(place(3)), Pace::default())?;
+    let stop = AtomicBool::new(false);
+    let changes = thread::scope(|scope| {
+        let churn = scope.spawn(|| churn(folder.path(), &stop));
+        let rolled = (0..ROUNDS).try_for_each(|_| roll(&mut planes, &agent, &start));
+        stop.store(true, Ordering::Relaxed);
+        let changes = churn.join().map_err(|_| anyhow!("it panicked"))??;
+        rolled.map(|()| changes)
+    })?;
+    follows(&agent, &planes)?;
+    load.unharmed()?;
+    let report = agent.report();
+    ensure!(
+        changes > 20 && report.snapshots == 1,
+        "{changes}: {report:?}"
+    );
+    agent.stop()
 }
 
 /// Replaces all replicas, one after the other; each begins again before the next one ends.
 fn roll(
-    planes: &mut Vec<Plane>,
-    agent: &Agent,
-    start: &dyn Fn(u16) -> Result<Plane>,
+    planes: &mut Vec<ControlPlane>,
+    agent: &NodeAgent,
+    start: &dyn Fn(u16) -> Result<ControlPlane>,
 ) -> Result<()> {
     for replica in 0..REPLICAS {
         let before = agent.report().held;
-        planes.remove(0).end();
+        planes.remove(0).end(DRAIN);
         planes.push(start(replica)?);
         let newest = planes.iter().map(|plane| plane.hub.store().epoch());
         let epochs: Vec<_> = newest.collect();
