@@ -95,14 +95,47 @@ pub fn ask(net: &Net, client: Client, protocol: Protocol, to: SocketAddr) -> Res
     Question::new(client, protocol, to).ask(net)
 }
 
+/// Asks once, and wants an endpoint to answer; returns it, and the source that it saw.
+pub fn hit(
+    net: &Net,
+    client: Client,
+    protocol: Protocol,
+    to: SocketAddr,
+) -> Result<(SocketAddr, IpAddr)> {
+    match ask(net, client, protocol, to)? {
+        Seen::Hit { endpoint, source } => Ok((endpoint, source)),
+        seen => Err(anyhow!("{client:?} to {protocol} {to}: {seen}")),
+    }
+}
+
+/// Asks once, and wants a refusal.
+pub fn refused(net: &Net, client: Client, protocol: Protocol, to: SocketAddr) -> Result<()> {
+    let seen = ask(net, client, protocol, to)?;
+    ensure!(seen.is_refused(), "{client:?} to {protocol} {to}: {seen}");
+    Ok(())
+}
+
+/// Asks once, and wants no answer.
+pub fn silent(net: &Net, client: Client, protocol: Protocol, to: SocketAddr) -> Result<()> {
+    let question = Question::new(client, protocol, to).timeout(SILENCE);
+    let seen = question.ask(net)?;
+    ensure!(seen == Seen::Silent, "{question}: {seen}");
+    Ok(())
+}
+
+/// Returns all pairs of two lists, by the first.
+pub fn pairs<A: Copy, B: Copy, const N: usize, const M: usize>(
+    one: [A; N],
+    other: [B; M],
+) -> impl Iterator<Item = (A, B)> {
+    let one = one.into_iter();
+    one.flat_map(move |a| other.into_iter().map(move |b| (a, b)))
+}
+
 /// Wants an endpoint to answer in TCP and UDP.
 pub fn answers(net: &Net, client: Client, to: SocketAddr) -> Result<()> {
     for protocol in [Protocol::Tcp, Protocol::Udp] {
-        let seen = ask(net, client, protocol, to)?;
-        ensure!(
-            matches!(seen, Seen::Hit { .. }),
-            "{client:?} to {protocol} {to}: {seen}"
-        );
+        hit(net, client, protocol, to)?;
     }
     Ok(())
 }

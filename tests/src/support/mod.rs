@@ -25,7 +25,7 @@ pub mod under_test;
 pub mod world;
 
 pub use agent::Agent;
-pub use ask::{PATIENCE, Question, SILENCE, Seen, answers, ask};
+pub use ask::{PATIENCE, Question, SILENCE, Seen, answers, ask, hit, pairs, refused, silent};
 pub use scenario::{
     ALL, ALL_MASQUERADED, DROPPED, HERE, HERE_MASQUERADED, REFUSED, Row, Scenario, Want,
 };

@@ -7,7 +7,7 @@ use kplane_tests::client::{self, Probe};
 
 use kplane_tests::support::{
     ALL, ALL_MASQUERADED, At, Client, HERE, Question, Scenario, Seen, Setup, Svc, TARGET, World,
-    ask, ep, node_ip, svc,
+    ask, ep, hit, node_ip, pairs, svc,
 };
 
 /// Reached at all kinds of addresses, with endpoints on both nodes.
@@ -155,11 +155,8 @@ pub(crate) fn a15_endpoints_with_the_nodes_address_are_reached_by_everybody() ->
             }
             for (family, protocol) in cases().filter(|(_, p)| *p != Protocol::Sctp) {
                 let to = svc.address(at, family, client.node());
-                let seen = ask(&world.net, client, protocol, to)?;
-                let Seen::Hit { endpoint: hit, .. } = seen else {
-                    anyhow::bail!("{client:?} to {protocol} {to}: {seen}");
-                };
-                ensure!(hit == endpoint.address(family), "{to}: {seen}");
+                let (reached, _) = hit(&world.net, client, protocol, to)?;
+                ensure!(reached == endpoint.address(family), "{to}: {reached}");
             }
         }
     }
@@ -172,7 +169,7 @@ pub(crate) fn a3_the_same_port_of_other_protocols_is_independent() -> Result<()>
     let tcp = svc(1).everywhere().only(Protocol::Tcp).endpoints([ep("a")]);
     let udp = svc(1).everywhere().only(Protocol::Udp).endpoints([ep("b")]);
     let world = World::serving(Setup::PodRanges, &[tcp.clone(), udp])?;
-    for (at, family) in At::ALL.into_iter().flat_map(|at| Family::ALL.map(|f| (at, f))) {
+    for (at, family) in pairs(At::ALL, Family::ALL) {
         let to = tcp.address(at, family, 1);
         for (protocol, pod) in [(client::Protocol::Tcp, "a"), (client::Protocol::Udp, "b")] {
             let reply = Probe::new(protocol, to).reply(world.net.ns(Client::PodHere)?);

@@ -13,7 +13,7 @@ use kplane_tests::wait::eventually;
 
 use kplane_tests::support::under_test::UnderTest;
 use kplane_tests::support::{
-    At, Client, Ep, Seen, Setup, Svc, World, answers, ask, cidrs, ep, svc,
+    At, Client, Ep, Setup, Svc, World, answers, cidrs, ep, hit, refused, svc,
 };
 
 /// Beyond any scheduling delay of a busy machine.
@@ -230,8 +230,7 @@ pub(crate) fn a19_what_is_connected_stays_connected() -> Result<()> {
     }
     world.update(slice::from_ref(&service))?;
     let to = service.address(At::ClusterIp, Family::V4, 1);
-    let seen = ask(&world.net, Client::PodHere, Protocol::Tcp, to)?;
-    ensure!(seen == Seen::Refused, "{seen}");
+    refused(&world.net, Client::PodHere, Protocol::Tcp, to)?;
     all_echo("no endpoint")?;
     world.remove(slice::from_ref(&service))?;
     if cuts { Ok(()) } else { all_echo("no Service") }
@@ -271,8 +270,7 @@ pub(crate) fn servers_stop_after_and_start_before_their_endpoints() -> Result<()
 }
 
 fn answers_tcp(world: &World, to: std::net::SocketAddr) -> Result<()> {
-    let seen = ask(&world.net, Client::PodHere, Protocol::Tcp, to)?;
-    ensure!(matches!(seen, Seen::Hit { .. }), "{seen}");
+    hit(&world.net, Client::PodHere, Protocol::Tcp, to)?;
     Ok(())
 }
 

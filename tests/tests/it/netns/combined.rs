@@ -16,7 +16,7 @@ use kplane_tests::support::objects::{
 };
 use kplane_tests::support::{
     ALL, ALL_MASQUERADED, At, Client, DROPPED, HERE, Net, Question, SILENCE, Scenario, Seen, Setup,
-    World, ask, cidrs, ep, svc,
+    World, cidrs, ep, hit, pairs, refused, silent, svc,
 };
 
 /// Connections from which to learn every endpoint: one of 3 stays unseen once in 10^10 times.
@@ -120,10 +120,7 @@ pub(crate) fn a15_a16_pods_are_told_by_one_interface() -> Result<()> {
     first.backend_settings.pod_interface = link;
     first.restart()?;
     first.replace(std::slice::from_ref(&service))?;
-    for (at, family) in [At::LoadBalancer, At::NodePort, At::ClusterIp]
-        .into_iter()
-        .flat_map(|at| Family::ALL.map(|family| (at, family)))
-    {
+    for (at, family) in pairs([At::LoadBalancer, At::NodePort, At::ClusterIp], Family::ALL) {
         let to = service.address(at, family, 1);
         for (client, known) in [(Client::PodHere, true), (Client::Endpoint, false)] {
             let seen = reached(&world.net, client, to)?;
@@ -132,9 +129,7 @@ pub(crate) fn a15_a16_pods_are_told_by_one_interface() -> Result<()> {
                 seen.contains("c") == all,
                 "{client:?} to {at:?} {to}: {seen:?}"
             );
-            let Seen::Hit { source, .. } = ask(&world.net, client, Protocol::Udp, to)? else {
-                anyhow::bail!("{client:?} to UDP {to}");
-            };
+            let (_, source) = hit(&world.net, client, Protocol::Udp, to)?;
             let masqueraded = client.is_masqueraded(source);
             let may = !known && (at == At::ClusterIp || client == Client::Endpoint);
             ensure!(!masqueraded || may, "{client:?} to {at:?} {to}: {source}");
@@ -258,9 +253,7 @@ pub(crate) fn a4_leading_zeros_are_decimal_up_to_the_packet() -> Result<()> {
     // The ranges count.
     for family in Family::ALL {
         let to = svc(41).address(At::LoadBalancer, family, 1);
-        let question = Question::new(Client::PodHere, Protocol::Tcp, to).timeout(SILENCE);
-        let seen = question.ask(&world.net)?;
-        ensure!(seen == Seen::Silent, "{question}: {seen}");
+        silent(&world.net, Client::PodHere, Protocol::Tcp, to)?;
     }
     Ok(())
 }
@@ -331,8 +324,7 @@ pub(crate) fn a30_nothing_but_ready_endpoints_of_ports() -> Result<()> {
     cluster.apply(&with_endpoints(service.clone(), &[("a", not_ready)]))?;
     for family in Family::ALL {
         let to = svc(1).address(At::ClusterIp, family, 1);
-        let seen = ask(&world.net, Client::PodHere, Protocol::Tcp, to)?;
-        ensure!(seen == Seen::Refused, "{to}: {seen}");
+        refused(&world.net, Client::PodHere, Protocol::Tcp, to)?;
     }
     cluster.apply(&slices(&service, &[("a", json!({}))]))?;
     for ip in addresses(1, At::ClusterIp) {

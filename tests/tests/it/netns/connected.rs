@@ -16,7 +16,7 @@ use kplane_tests::wait::eventually;
 
 use kplane_tests::support::Agent;
 use kplane_tests::support::under_test::UnderTest;
-use kplane_tests::support::{At, Client, Seen, Setup, Svc, World, ask, ep, svc};
+use kplane_tests::support::{At, Client, Setup, Svc, World, ep, hit, svc};
 
 const DEADLINE: Duration = Duration::from_secs(10);
 /// Settings with which the kernel counts bytes and keeps times.
@@ -97,13 +97,12 @@ fn one_family(world: &World, service: &Svc, family: Family) -> Result<()> {
     // What goes to the endpoint itself is not the Service's.
     let endpoint = ep("c").address(family);
     sessions.push(open(pod, endpoint)?);
-    let seen = ask(
+    hit(
         &world.net,
         pod,
         Protocol::Udp,
         service.address(At::ClusterIp, family, 1),
     )?;
-    ensure!(matches!(seen, Seen::Hit { .. }), "{seen}");
 
     let all = listed(world, 1, &question)?;
     let pod = pod.source(family);

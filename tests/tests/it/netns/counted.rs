@@ -10,7 +10,7 @@ use kplane_dataplane::beginnings::Beginnings;
 use kplane_model::{Family, Protocol};
 use kplane_tests::wait::eventually;
 
-use kplane_tests::support::{At, Client, Seen, Setup, World, ask, ep, svc};
+use kplane_tests::support::{At, Client, Setup, World, ask, ep, hit, svc};
 
 const DEADLINE: Duration = Duration::from_secs(10);
 /// Connections to each place.
@@ -30,8 +30,7 @@ pub(crate) fn each_connection_through_a_service_is_reported_once() -> Result<()>
             for protocol in [Protocol::Tcp, Protocol::Udp] {
                 let to = service.address(at, family, 1);
                 for _ in 0..EACH {
-                    let seen = ask(&world.net, client, protocol, to)?;
-                    ensure!(matches!(seen, Seen::Hit { .. }), "{protocol} {to}: {seen}");
+                    hit(&world.net, client, protocol, to)?;
                 }
                 *wanted.entry((protocol, to)).or_default() += EACH;
             }

@@ -13,7 +13,7 @@ use crate::netns::churn::{EVERYBODY, Loads};
 use crate::netns::conntrack::Caller;
 use crate::netns::proxied::NOTHING;
 use kplane_tests::support::under_test::UnderTest;
-use kplane_tests::support::{At, Client, Ep, Seen, Setup, Svc, World, ask, ep, node_ip, svc};
+use kplane_tests::support::{At, Client, Ep, Seen, Setup, Svc, World, ask, ep, hit, node_ip, svc};
 use kplane_tests::wait::eventually;
 
 /// Connections to a Service half of whose endpoints are dead.
@@ -80,9 +80,7 @@ pub(crate) fn u37_only_the_service_that_asks_is_the_proxys() -> Result<()> {
             let to = half_dead.address(At::ClusterIp, family, 1);
             for client in [Client::Outside, Client::PodThere, Client::Node] {
                 for _ in 0..CONNECTIONS {
-                    let seen = ask(&world.net, client, protocol, to)?;
-                    let hit = matches!(seen, Seen::Hit { .. });
-                    ensure!(hit, "{client:?} to {protocol} {to}: {seen}");
+                    hit(&world.net, client, protocol, to)?;
                 }
             }
             let before = led(&mut world)?;
@@ -207,8 +205,7 @@ pub(crate) fn u17_u22_node_ports_on_loopback_addresses() -> Result<()> {
         ensure!(matches!(seen, Outcome::Refused), "no endpoint: {seen}");
         let before = led(&mut world)?;
         let to = service.address(At::NodePort, family, 1);
-        let seen = ask(&world.net, Client::Outside, Protocol::Tcp, to)?;
-        ensure!(matches!(seen, Seen::Hit { .. }), "{to}: {seen}");
+        hit(&world.net, Client::Outside, Protocol::Tcp, to)?;
         let others = led(&mut world)? - before;
         let is_all = UnderTest::current()? == UnderTest::Userspace;
         ensure!(is_all || others == 0, "the proxy serves other clients");

@@ -23,8 +23,8 @@ use kplane_tests::support::nft::nft;
 use kplane_tests::support::programs::list;
 use kplane_tests::support::under_test::UnderTest;
 use kplane_tests::support::{
-    Agent, At, Client, PATIENCE, Question, REFUSED, SILENCE, Scenario, Seen, Setup, Svc, World,
-    answers, ask, cidrs, ep, facts, node_ip, second_ip, svc, tcp_service,
+    Agent, At, Client, PATIENCE, REFUSED, Scenario, Seen, Setup, Svc, World, answers, ask, cidrs,
+    ep, facts, node_ip, second_ip, silent, svc, tcp_service,
 };
 
 /// REJECT wins: nobody is dropped by the firewall of a Service without endpoints.
@@ -41,9 +41,7 @@ pub(crate) fn a10_without_endpoints_source_ranges_do_not_count() -> Result<()> {
     let world = World::serving(Setup::PodRanges, slice::from_ref(&service))?;
     for family in Family::ALL {
         let to = service.address(At::LoadBalancer, family, 1);
-        let question = Question::new(Client::PodHere, Protocol::Tcp, to).timeout(SILENCE);
-        let seen = question.ask(&world.net)?;
-        ensure!(seen == Seen::Silent, "{question}: {seen}");
+        silent(&world.net, Client::PodHere, Protocol::Tcp, to)?;
     }
     Ok(())
 }
@@ -56,9 +54,7 @@ pub(crate) fn a20_unused_ports_and_addresses_are_left_alone() -> Result<()> {
         let mut unused = service.address(At::ClusterIp, family, 1);
         unused.set_port(81);
         for to in [unused, svc(2).address(At::ClusterIp, family, 1)] {
-            let question = Question::new(Client::Outside, protocol, to).timeout(SILENCE);
-            let seen = question.ask(&world.net)?;
-            ensure!(seen == Seen::Silent, "{question}: {seen}");
+            silent(&world.net, Client::Outside, protocol, to)?;
         }
     }
     Ok(())

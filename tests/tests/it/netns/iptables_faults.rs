@@ -17,7 +17,7 @@ use kplane_tests::support::nft::nft;
 use kplane_tests::support::objects::{load_balancer, with_pods};
 use kplane_tests::support::programs::{Apart, list, run};
 use kplane_tests::support::under_test::UnderTest;
-use kplane_tests::support::{At, Client, Seen, Setup, World, answers, ask, ep, svc};
+use kplane_tests::support::{At, Client, Seen, Setup, World, answers, ask, ep, hit, svc};
 
 /// Beyond any scheduling delay of a busy machine.
 const DEADLINE: Duration = Duration::from_secs(20);
@@ -324,8 +324,7 @@ pub(crate) fn a_restore_that_is_killed_anywhere_is_made_up_for() -> Result<()> {
             world.first()?.restart()?;
             world.first()?.replace(&[with(&["a"])])?;
             let to = service.address(At::NodePort, Family::V4, 1);
-            let seen = ask(&world.net, Client::Outside, Protocol::Tcp, to)?;
-            ensure!(matches!(seen, Seen::Hit { .. }), "{to}: {seen}");
+            hit(&world.net, Client::Outside, Protocol::Tcp, to)?;
         }
         Ok(())
     })

@@ -13,7 +13,7 @@ use kplane_netlink::NfSocket;
 use kplane_tests::userns;
 
 use kplane_tests::support::{
-    Agent, At, Client, Ep, Seen, Setup, World, answers, ask, ep, facts, pod_ips, svc,
+    Agent, At, Client, Ep, Seen, Setup, World, answers, ask, ep, facts, hit, pod_ips, refused, svc,
 };
 
 /// Services in the test of small buffers.
@@ -53,8 +53,7 @@ pub(crate) fn many_services_are_loaded_through_a_small_socket_buffer() -> Result
     for service in services.iter().step_by(500) {
         for family in Family::ALL {
             let to = service.address(At::ClusterIp, family, 1);
-            let seen = ask(&world.net, Client::PodHere, Protocol::Tcp, to)?;
-            ensure!(matches!(seen, Seen::Hit { .. }), "{to}: {seen}");
+            hit(&world.net, Client::PodHere, Protocol::Tcp, to)?;
         }
     }
     let first = world.first()?;
@@ -94,8 +93,7 @@ pub(crate) fn too_many_endpoints_are_refused_by_name_and_the_rest_works() -> Res
     let few = svc(1).only(Protocol::Tcp).endpoints([ep("a")]);
     first.update(slice::from_ref(&few))?;
     let to = few.address(At::ClusterIp, Family::V4, 1);
-    let seen = ask(&world.net, Client::PodHere, Protocol::Tcp, to)?;
-    ensure!(matches!(seen, Seen::Hit { .. }), "{seen}");
+    hit(&world.net, Client::PodHere, Protocol::Tcp, to)?;
     Ok(())
 }
 
@@ -119,11 +117,7 @@ pub(crate) fn a_poisoned_service_port_does_not_stop_others() -> Result<()> {
         first.exchange(&old[..1], &[])?;
         first.ensure_equal()?;
         let to = old[0].address(At::NodePort, Family::V4, 1);
-        let seen = ask(&world.net, Client::PodHere, Protocol::Tcp, to)?;
-        ensure!(
-            seen == Seen::Refused,
-            "complete {complete}: a deleted Service: {seen}"
-        );
+        refused(&world.net, Client::PodHere, Protocol::Tcp, to)?;
     }
     Ok(())
 }

@@ -22,7 +22,7 @@ use crate::netns::whole::{
     CONTROL, CONTROL_PORT, ControlPlane, DEADLINE, NodeAgent, applied, numbered, usual, write,
 };
 use kplane_tests::support::under_test::UnderTest;
-use kplane_tests::support::{At, Client, Seen, Setup, World, ask, ep, pod_ips, svc};
+use kplane_tests::support::{At, Client, Seen, Setup, World, ask, ep, hit, pod_ips, svc};
 
 /// A Service at the control plane's address and port, with an endpoint that answers.
 fn hijacker() -> Vec<Value> {
@@ -60,8 +60,7 @@ pub(crate) fn what_is_marked_as_ours_is_no_services_to_take() -> Result<()> {
     let node = world.node(1)?.clone();
     for family in Family::ALL {
         let to = claimed.address(At::ExternalIp, family, 1);
-        let seen = ask(&world.net, Client::Node, Protocol::Tcp, to)?;
-        ensure!(matches!(seen, Seen::Hit { .. }), "{to}: {seen}");
+        hit(&world.net, Client::Node, Protocol::Tcp, to)?;
         spared(&node, to)?;
         // Who is not marked as ours is not spared, and one bit in common is not enough.
         let said = says(&node, OWN_MARK | 1, to)?;

@@ -5,7 +5,7 @@ use kplane_dataplane::backend::Verification;
 use kplane_model::{Family, Protocol};
 use kplane_netlink::Links;
 
-use kplane_tests::support::{At, Client, Seen, Setup, World, ask, ep, svc};
+use kplane_tests::support::{At, Client, Seen, Setup, World, ask, ep, hit, pairs, svc};
 
 /// Connections to a Service half of whose endpoints are dead: without another attempt, all reach the other half once in
 /// 10^9 times.
@@ -28,13 +28,11 @@ fn half_dead() -> kplane_tests::support::Svc {
 pub(crate) fn u37_no_connection_fails_while_an_endpoint_refuses() -> Result<()> {
     let service = half_dead();
     let world = World::serving(Setup::PodRanges, std::slice::from_ref(&service))?;
-    for (family, protocol) in Family::ALL.into_iter().flat_map(|f| PROTOCOLS.map(|p| (f, p))) {
+    for (family, protocol) in pairs(Family::ALL, PROTOCOLS) {
         let to = service.address(At::ClusterIp, family, 1);
         for client in [Client::Outside, Client::PodThere, Client::Node] {
             for _ in 0..CONNECTIONS {
-                let seen = ask(&world.net, client, protocol, to)?;
-                let hit = matches!(seen, Seen::Hit { .. });
-                ensure!(hit, "{client:?} to {protocol} {to}: {seen}");
+                hit(&world.net, client, protocol, to)?;
             }
         }
     }
@@ -46,11 +44,10 @@ pub(crate) fn a11_the_kernel_does_not_remember_the_proxy() -> Result<()> {
     let service = svc(1).everywhere().sticky(10_800).endpoints([ep("a"), ep("b")]);
     let mut world = World::serving(Setup::PodRanges, std::slice::from_ref(&service))?;
     let ask_all = |world: &World| {
-        for (family, protocol) in Family::ALL.into_iter().flat_map(|f| PROTOCOLS.map(|p| (f, p))) {
+        for (family, protocol) in pairs(Family::ALL, PROTOCOLS) {
             for at in [At::ClusterIp, At::NodePort] {
                 let to = service.address(at, family, 1);
-                let seen = ask(&world.net, Client::PodHere, protocol, to)?;
-                ensure!(matches!(seen, Seen::Hit { .. }), "{protocol} {to}: {seen}");
+                hit(&world.net, Client::PodHere, protocol, to)?;
             }
         }
         Ok(())
@@ -108,15 +105,13 @@ pub(crate) fn a_removed_address_of_the_proxy_comes_back() -> Result<()> {
     ] {
         world.node(1)?.run(|| Ok(Links::open()?.remove(LOOPBACK, address.parse()?)?))?;
         let to = service.address(At::ClusterIp, family, 1);
-        let ask = |world: &World| ask(&world.net, Client::PodHere, Protocol::Tcp, to);
-        let seen = ask(&world)?;
+        let seen = ask(&world.net, Client::PodHere, Protocol::Tcp, to)?;
         ensure!(!matches!(seen, Seen::Hit { .. }), "{to}: {seen}");
         let verified = world.first()?.verify(family)?;
         let is_repaired =
             matches!(&verified, Verification::Repaired(what) if what.contains(address));
         ensure!(is_repaired, "{verified:?}");
-        let seen = ask(&world)?;
-        ensure!(matches!(seen, Seen::Hit { .. }), "{to}: {seen}");
+        hit(&world.net, Client::PodHere, Protocol::Tcp, to)?;
         ensure!(world.first()?.verify(family)? == Verification::Equal);
     }
     Ok(())

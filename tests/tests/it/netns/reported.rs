@@ -21,7 +21,7 @@ use kplane_tests::support::cluster::delete;
 use kplane_tests::support::objects::{
     addresses, load_balancer, service, slices, with_endpoints, with_pods,
 };
-use kplane_tests::support::{At, Client, Seen, Setup, ask, ep, svc};
+use kplane_tests::support::{At, Client, Seen, Setup, ask, ep, hit, refused, svc};
 use serde_json::{Value, json};
 
 use super::combined::{cluster, reaches};
@@ -67,8 +67,7 @@ pub(crate) fn endpoints_in_two_slices_serve_as_their_conditions_say() -> Result<
         reaches(&world.net, client, 2, At::ClusterIp, &["a"])?;
         reaches(&world.net, client, 3, At::ClusterIp, &["c"])?;
         let to = svc(4).address(At::ClusterIp, Family::V4, 1);
-        let seen = ask(&world.net, client, Protocol::Tcp, to)?;
-        ensure!(seen.is_refused(), "neither ready nor terminating: {seen}");
+        refused(&world.net, client, Protocol::Tcp, to)?;
     }
     Ok(())
 }
@@ -156,8 +155,7 @@ pub(crate) fn addresses_of_the_other_family_disturb_nothing() -> Result<()> {
     cluster.apply(&with_pods(single, &["a"]))?;
     for at in [At::LoadBalancer, At::ExternalIp, At::ClusterIp] {
         let to = svc(1).address(at, Family::V4, 1);
-        let seen = ask(&world.net, Client::Outside, Protocol::Tcp, to)?;
-        ensure!(matches!(seen, Seen::Hit { .. }), "{at:?} {to}: {seen}");
+        hit(&world.net, Client::Outside, Protocol::Tcp, to)?;
     }
     Ok(())
 }

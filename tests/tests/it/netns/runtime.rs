@@ -23,7 +23,7 @@ use kplane_tests::support::nft::nft;
 use kplane_tests::support::objects::{load_balancer, service, slices, with_endpoints, with_pods};
 use kplane_tests::support::{
     ALL, ALL_MASQUERADED, At, Client, HERE, PATIENCE, PORT, Question, Row, SILENCE, Scenario, Seen,
-    Setup, World, answers, ask, cidrs, ep, second_ip, svc,
+    Setup, World, answers, ask, cidrs, ep, pairs, refused, second_ip, silent, svc,
 };
 
 /// How soon a new address of the node must serve node ports.
@@ -58,8 +58,7 @@ pub(crate) fn a21_node_port_addresses_by_range_follow_the_node() -> Result<()> {
                 eventually(FOLLOWED, "served at a new address", || {
                     answers(&world.net, client, at(inside))
                 })?;
-                let seen = ask(&world.net, client, Protocol::Tcp, at(outside))?;
-                ensure!(seen == Seen::Refused, "{client:?} to {outside}: {seen}");
+                refused(&world.net, client, Protocol::Tcp, at(outside))?;
             }
             let loopback: IpAddr = ["127.0.0.1", "::1"][family as usize].parse()?;
             let probe = Probe::tcp(at(loopback)).timeout(PATIENCE);
@@ -316,7 +315,7 @@ pub(crate) fn c5_e7_any_bit_of_the_mark_and_no_other() -> Result<()> {
             agent.replace(slice::from_ref(&service))?;
             agent.ensure_equal()?;
         }
-        for (at, family) in At::ALL.into_iter().flat_map(|at| Family::ALL.map(|f| (at, f))) {
+        for (at, family) in pairs(At::ALL, Family::ALL) {
             let to = service.address(at, family, 1);
             let seen = ask(&world.net, Client::Outside, Protocol::Tcp, to)?;
             let masqueraded = |ip| Client::Outside.is_masqueraded(ip);
@@ -380,12 +379,7 @@ pub(crate) fn e12_a_failed_transaction_is_followed_by_a_new_change() -> Result<(
         }
         for family in Family::ALL {
             let to = svc(3).address(At::ClusterIp, family, 1);
-            let question = Question::new(Client::PodHere, Protocol::Tcp, to).timeout(SILENCE);
-            let seen = question.ask(&world.net)?;
-            ensure!(
-                seen == Seen::Silent,
-                "{question}: {seen}, of a deleted Service"
-            );
+            silent(&world.net, Client::PodHere, Protocol::Tcp, to)?;
         }
     }
     Ok(())
@@ -465,10 +459,10 @@ pub(crate) fn a19_connections_from_before_a_service_has_their_address_go_on() ->
         Family::ALL.into_iter().map(ask).collect()
     };
     let mut sessions = Vec::new();
-    for (client, family) in [Client::PodHere, Client::PodThere, Client::Node]
-        .into_iter()
-        .flat_map(|client| Family::ALL.map(|family| (client, family)))
-    {
+    for (client, family) in pairs(
+        [Client::PodHere, Client::PodThere, Client::Node],
+        Family::ALL,
+    ) {
         let probe = Probe::tcp(ep("b").port(PORT).address(family));
         sessions.push(probe.open(world.net.ns(client)?)?);
     }

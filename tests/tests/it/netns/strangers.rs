@@ -22,7 +22,7 @@ use kplane_tests::support::cluster::Cluster;
 use kplane_tests::support::nft::{nft, run};
 use kplane_tests::support::objects::{load_balancer, with_pods};
 use kplane_tests::support::{
-    At, Client, PATIENCE, Question, Seen, Setup, TARGET, World, answers, ask, ep, node_ip, svc,
+    At, Client, PATIENCE, Seen, Setup, TARGET, World, answers, ask, ep, hit, node_ip, svc,
 };
 
 /// linux/netfilter/nf_tables.h, with the subsystem in the upper byte.
@@ -265,8 +265,7 @@ pub(crate) fn an_engine_at_rest_puts_right_what_others_do() -> Result<()> {
     }
     for family in Family::ALL {
         let to = svc(1).address(At::ClusterIp, family, 1);
-        let seen = ask(&world.net, Client::PodHere, Protocol::Tcp, to)?;
-        ensure!(matches!(seen, Seen::Hit { .. }), "{to}: {seen}");
+        hit(&world.net, Client::PodHere, Protocol::Tcp, to)?;
     }
     Ok(())
 }
@@ -294,9 +293,7 @@ pub(crate) fn a_deleted_rule_is_found_and_repaired() -> Result<()> {
     first.ensure_equal()?;
     let to = services[0].address(At::ClusterIp, Family::V4, 1);
     for _ in 0..20 {
-        let question = Question::new(Client::Endpoint, Protocol::Tcp, to);
-        let seen = question.ask(&world.net)?;
-        ensure!(matches!(seen, Seen::Hit { .. }), "{seen}");
+        hit(&world.net, Client::Endpoint, Protocol::Tcp, to)?;
     }
     Ok(())
 }

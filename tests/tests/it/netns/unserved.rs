@@ -14,7 +14,8 @@ use kplane_tests::client::{self, Outcome, Probe};
 use crate::netns::addresses::{cases, on_both_nodes};
 use kplane_tests::support::{
     ALL, ALL_MASQUERADED, At, Client, DROPPED, Ep, PATIENCE, PORT, Question, REFUSED, SILENCE,
-    Scenario, Seen, Setup, World, answers, ask, cidrs, ep, node_ip, second_ip, svc, take_address,
+    Scenario, Seen, Setup, World, answers, ask, cidrs, ep, node_ip, pairs, refused, second_ip,
+    silent, svc, take_address,
 };
 
 pub(crate) fn a18_without_endpoints_everybody_is_refused_everywhere() -> Result<()> {
@@ -34,7 +35,7 @@ pub(crate) fn a18_refusals_follow_the_endpoints() -> Result<()> {
     for _ in 0..3 {
         for (service, served) in [(&full, true), (&empty, false)] {
             world.update(slice::from_ref(service))?;
-            for (at, family) in At::ALL.into_iter().flat_map(|at| Family::ALL.map(|f| (at, f))) {
+            for (at, family) in pairs(At::ALL, Family::ALL) {
                 let to = service.address(at, family, 1);
                 let seen = ask(&world.net, Client::Outside, Protocol::Tcp, to)?;
                 let hit = matches!(seen, Seen::Hit { .. });
@@ -85,18 +86,14 @@ pub(crate) fn a18_an_endpoint_may_be_where_another_service_refuses() -> Result<(
     let pod = world.topology.pod_mut("b")?;
     pod.serve(client::Protocol::Tcp, PORT)?;
     pod.serve(client::Protocol::Udp, PORT)?;
-    for (client, family) in [Client::Outside, Client::PodHere]
-        .into_iter()
-        .flat_map(|client| Family::ALL.map(|family| (client, family)))
-    {
+    for (client, family) in pairs([Client::Outside, Client::PodHere], Family::ALL) {
         for at in At::ALL {
             answers(&world.net, client, served.address(at, family, 1))?;
         }
     }
     for family in Family::ALL {
         let to = refusing.address(At::ExternalIp, family, 1);
-        let seen = ask(&world.net, Client::PodHere, Protocol::Tcp, to)?;
-        ensure!(seen == Seen::Refused, "{to}: {seen}");
+        refused(&world.net, Client::PodHere, Protocol::Tcp, to)?;
     }
     Ok(())
 }
@@ -108,8 +105,7 @@ pub(crate) fn a20_an_unused_port_of_a_cluster_ip_is_refused() -> Result<()> {
         let mut to = service.address(At::ClusterIp, family, 1);
         to.set_port(81);
         for client in Client::ALL {
-            let seen = ask(&world.net, client, protocol, to)?;
-            ensure!(seen.is_refused(), "{client:?} to {protocol} {to}: {seen}");
+            refused(&world.net, client, protocol, to)?;
         }
     }
     Ok(())
@@ -136,11 +132,9 @@ pub(crate) fn a20_an_address_that_no_service_has_is_dropped() -> Result<()> {
     let nobody = svc(2);
     let clients = [Client::Outside, Client::PodHere, Client::Node];
     let dropped = |world: &World| -> Result<()> {
-        for (client, family) in clients.into_iter().flat_map(|c| Family::ALL.map(|f| (c, f))) {
+        for (client, family) in pairs(clients, Family::ALL) {
             let to = nobody.address(At::ClusterIp, family, 1);
-            let question = Question::new(client, Protocol::Tcp, to).timeout(SILENCE);
-            let seen = question.ask(&world.net)?;
-            ensure!(seen == Seen::Silent, "{question}: {seen}");
+            silent(&world.net, client, Protocol::Tcp, to)?;
         }
         Ok(())
     };
@@ -255,8 +249,7 @@ pub(crate) fn a21_node_ports_are_not_served_on_addresses_of_others() -> Result<(
     for (family, protocol) in cases().filter(|(_, p)| *p != Protocol::Sctp) {
         let pod = ep("c").port(service.node_port()).address(family);
         client.route(Cidr::single(pod.ip()), world.topology.node("node-1")?)?;
-        let seen = ask(&world.net, Client::Outside, protocol, pod)?;
-        ensure!(seen == Seen::Refused, "the pod itself refuses: {seen}");
+        refused(&world.net, Client::Outside, protocol, pod)?;
     }
     Ok(())
 }
@@ -354,10 +347,7 @@ pub(crate) fn a18_addresses_that_the_node_has_itself_are_refused_too() -> Result
     let service = svc(1).everywhere();
     let world = World::serving(Setup::PodRanges, slice::from_ref(&service))?;
     let node = world.topology.node("node-1")?;
-    for (at, family) in [At::ExternalIp, At::LoadBalancer]
-        .into_iter()
-        .flat_map(|at| Family::ALL.map(|family| (at, family)))
-    {
+    for (at, family) in pairs([At::ExternalIp, At::LoadBalancer], Family::ALL) {
         let vip = service.address(at, family, 1);
         take_address(node, vip.ip())?;
         // Somebody listens there, who must not be reached by mistake.
@@ -365,8 +355,7 @@ pub(crate) fn a18_addresses_that_the_node_has_itself_are_refused_too() -> Result
         let protocol = client::Protocol::Tcp;
         let _server = echo.serve(node.ns(), "node", protocol, vip)?;
         for client in [Client::Outside, Client::PodHere] {
-            let seen = ask(&world.net, client, Protocol::Tcp, vip)?;
-            ensure!(seen == Seen::Refused, "{client:?} to {vip}: {seen}");
+            refused(&world.net, client, Protocol::Tcp, vip)?;
         }
     }
     Ok(())

@@ -16,7 +16,7 @@ use crate::netns::churn::Loads;
 use kplane_tests::support::cluster::Cluster;
 use kplane_tests::support::ipvs::{everything, run, servers};
 use kplane_tests::support::objects::{load_balancer, with_pods};
-use kplane_tests::support::{At, Client, Seen, Setup, Svc, World, ask, ep, svc, tcp_service};
+use kplane_tests::support::{At, Client, Seen, Setup, Svc, World, ask, ep, hit, svc, tcp_service};
 
 /// Beyond any scheduling delay of a busy machine.
 const DEADLINE: Duration = Duration::from_secs(30);
@@ -110,8 +110,7 @@ pub(crate) fn what_others_do_is_found_and_repaired() -> Result<()> {
         );
         for at in [At::ClusterIp, At::NodePort] {
             let to = services[0].address(at, family, 1);
-            let seen = ask(&world.net, Client::Outside, Protocol::Tcp, to)?;
-            ensure!(matches!(seen, Seen::Hit { .. }), "{what}: {at:?}: {seen}");
+            hit(&world.net, Client::Outside, Protocol::Tcp, to)?;
         }
     }
     Ok(())

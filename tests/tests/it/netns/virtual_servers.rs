@@ -22,8 +22,10 @@ use kplane_tests::support::cluster::Cluster;
 use kplane_tests::support::ipvs::{addresses, ensure_nothing, run, servers, sets, weights};
 use kplane_tests::support::objects::{service, with_pods};
 use kplane_tests::support::under_test::UnderTest;
-use kplane_tests::support::{Agent, At, Client, REFUSED, Scenario, Seen, Setup, Svc, World};
-use kplane_tests::support::{ask, cidrs, ep, facts, svc};
+use kplane_tests::support::{
+    Agent, At, Client, REFUSED, Scenario, Seen, Setup, Svc, World, ask, cidrs, ep, facts, hit,
+    refused, svc,
+};
 
 /// For things that happen in a virtual machine, on a busy one.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -406,8 +408,7 @@ pub(crate) fn a29_strict_local_policies_refuse_where_no_endpoint_is() -> Result<
             }
             let to = service.address(at, Family::V4, 2);
             if client == Client::PodHere && at == At::NodePort {
-                let seen = ask(&world.net, Client::PodThere, Protocol::Tcp, to)?;
-                ensure!(matches!(seen, Seen::Hit { .. }), "PodThere to {to}: {seen}");
+                hit(&world.net, Client::PodThere, Protocol::Tcp, to)?;
             }
         }
     }
@@ -461,8 +462,7 @@ fn other_ports_are_closed(world: &World, service: &Svc, at: At, clients: &[Clien
         let mut to = service.address(at, family, 1);
         to.set_port(8888);
         for client in clients {
-            let seen = ask(&world.net, *client, Protocol::Tcp, to)?;
-            ensure!(seen.is_refused(), "{client:?} to {to}: {seen}");
+            refused(&world.net, *client, Protocol::Tcp, to)?;
         }
     }
     Ok(())
@@ -569,8 +569,7 @@ pub(crate) fn i4_connections_of_ipvs_outlive_it() -> Result<()> {
     // Whoever comes now is sent by nftables, though IPVS refuses.
     for client in [Client::PodHere, Client::Node, Client::Outside] {
         let to = used.address(At::NodePort, Family::V4, client.node());
-        let seen = ask(&world.net, client, Protocol::Tcp, to)?;
-        ensure!(matches!(seen, Seen::Hit { .. }), "{client:?}: {seen}");
+        hit(&world.net, client, Protocol::Tcp, to)?;
     }
     drop(sessions);
     eventually(FORGOTTEN, "nothing is waited for", || match look()? {
