@@ -13,11 +13,11 @@ use kplane_tests::process::Process;
 use serde_json::json;
 
 use crate::cluster::faults::{addresses, many_vanish, serve, slice};
-use crate::cluster::freeze::orders;
 use crate::cluster::replicas::{cut, heal, prepare};
 use crate::cluster::support::alarms::Alarms;
+use crate::cluster::support::kpctl::orders;
 use crate::cluster::support::with_world;
-use crate::cluster::support::world::{ACCOUNT, BINDING, NAMESPACE, World, agent_port, grant};
+use crate::cluster::support::world::{BINDING, NAMESPACE, World, agent_port, grant};
 
 /// A port for health checks that another program takes first. It is one of those that the API server gives no Service
 /// that asks for none (KEP-3668): other Services have random ones.
@@ -57,11 +57,10 @@ pub(crate) fn alerts_fire_in_real_faults_and_end_with_them() -> Result<()> {
 
         drop(world.planes.pop());
         let alone = alarms.fire(world, &[healthy], &["KplaneReplicaLost"])?;
-        let kubeconfig = world.cluster.account_kubeconfig(ACCOUNT)?;
         world.planes.clear();
         let none = alarms.fire(world, &[healthy], &["KplaneControlPlaneAbsent"])?;
         for replica in [0, 1] {
-            let plane = world.plane(replica, &kubeconfig)?;
+            let plane = world.replica(replica, &[])?;
             world.planes.push(plane);
         }
         alarms.end(
@@ -75,9 +74,8 @@ pub(crate) fn alerts_fire_in_real_faults_and_end_with_them() -> Result<()> {
 
 /// Starts the second replica anew, with further flags.
 fn second_replica(world: &mut World, flags: &[String]) -> Result<()> {
-    let kubeconfig = world.cluster.account_kubeconfig(ACCOUNT)?;
     drop(world.planes.pop());
-    let plane = world.plane_with(1, &kubeconfig, flags)?;
+    let plane = world.replica(1, flags)?;
     world.planes.push(plane);
     Ok(())
 }

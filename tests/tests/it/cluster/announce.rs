@@ -37,10 +37,9 @@ pub(crate) fn replicas_announce_the_addresses_of_their_service() -> Result<()> {
             slice
         };
         api.apply(&endpoints(&["192.0.2.21", "192.0.2.22"]))?;
-        let account = world.cluster.account_kubeconfig("kplane/kplane-controlplane")?;
         let certs = world.cluster.folder().join("announce-certs");
         std::fs::create_dir_all(&certs)?;
-        let start = |replica| SecurePlane::start_own(world, &account, replica, &certs);
+        let start = |replica| SecurePlane::start_own(world, replica, &certs);
         let planes = [start(0)?, start(1)?];
         listed(api, "192.0.2.21:7465\n192.0.2.22:7465\n")?;
         api.apply(&endpoints(&["192.0.2.22", "192.0.2.23"]))?;

@@ -11,7 +11,7 @@ use kplane_tests::wait::eventually;
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 
-use crate::cluster::replicas::kpctl;
+use crate::cluster::support::kpctl::{kpctl, shows};
 use crate::cluster::support::with_world;
 use crate::cluster::support::world::{BINDING, DEADLINE, World, grant};
 
@@ -20,17 +20,7 @@ const THIRD: u16 = 7486;
 
 /// Waits until kpctl's output contains all of these texts.
 fn says(world: &World, args: &[&str], parts: &[&str]) -> Result<()> {
-    says_at(world, 7466, args, parts)
-}
-
-fn says_at(world: &World, port: u16, args: &[&str], parts: &[&str]) -> Result<()> {
-    eventually(DEADLINE, &format!("{args:?} says {parts:?}"), || {
-        let (_, text, _) = kpctl(world, port, args)?;
-        for part in parts {
-            ensure!(text.contains(part), "no {part:?}:\n{text}");
-        }
-        Ok(())
-    })
+    shows(world, 7466, args, parts)
 }
 
 /// Waits until the first replica has an issue with a code, or has it no more.
@@ -150,7 +140,7 @@ pub(crate) fn status_names_why_the_api_server_cannot_be_used() -> Result<()> {
         issue(world, "ApiForbidden", false)?;
         let path = world.cluster.token_kubeconfig("expired", "expired")?;
         let third = world.plane(2, &path)?;
-        says_at(world, THIRD, &["status"], &["ApiUnauthorized"])?;
+        shows(world, THIRD, &["status"], &["ApiUnauthorized"])?;
         drop(third);
         world.settle()
     })

@@ -1,33 +1,28 @@
 //! Frozen nodes, with the document of orders in a real API server and the rights of deploy/kubernetes/rbac.yaml.
 
-use std::path::{Path, PathBuf};
-use std::process::Command;
 use std::thread;
 
 use anyhow::{Context as _, Result, anyhow, ensure};
 use kplane_proto::v1::NodeState;
 use kplane_tests::cluster::Api;
+use kplane_tests::support::nft::nft;
 use kplane_tests::wait::eventually;
 use serde_json::{Value, json};
 
 use crate::cluster::faults::{addresses, serve};
-use crate::cluster::replicas::{kpctl, kpctl_in};
-use crate::cluster::support::world::{DEADLINE, Plane, reaches};
-use crate::cluster::support::{World, with_world};
+use crate::cluster::support::kpctl::{kpctl, kpctl_in, orders};
+use crate::cluster::support::world::{DEADLINE, PAIR, Plane, reaches};
+use crate::cluster::support::{World, with_pair};
 
-/// The replicas, the ports of their status APIs, and the node whose agent each has.
-const PLACES: [(u16, u16, &str); 2] = [(11, 7576, "node-1"), (12, 7586, "node-2")];
 /// The document.
 const DOCUMENT: &str = "kplane/kplane-orders";
-const ACCOUNT: &str = "kplane/kplane-controlplane";
 
 /// An order at one replica freezes the agent of the other, also after that replica has started anew, and while
 /// the document is damaged. The agent repairs what others change meanwhile.
 pub(crate) fn a_node_is_frozen_at_any_replica_and_stays_so_over_restarts() -> Result<()> {
-    with_world(|world| {
-        let (mut planes, kubeconfig) = start(world)?;
+    with_pair(|world| {
         let before = serve(world.api(), "before", 95, 2)?;
-        for (_, _, node) in PLACES {
+        for (_, _, node) in PAIR {
             world.leads(node, before, &addresses(95, 2))?;
         }
         orders(
@@ -35,7 +30,7 @@ pub(crate) fn a_node_is_frozen_at_any_replica_and_stays_so_over_restarts() -> Re
             7576,
             &["freeze", "--node", "node-2", "--reason", "drill"],
         )?;
-        shown(&planes, "node-2", NodeState::Frozen)?;
+        shown(&world.pair, "node-2", NodeState::Frozen)?;
         let later = serve(world.api(), "later", 96, 2)?;
         world.leads("node-1", later, &addresses(96, 2))?;
         let lacks = |world: &World| -> Result<()> {
@@ -50,34 +45,31 @@ pub(crate) fn a_node_is_frozen_at_any_replica_and_stays_so_over_restarts() -> Re
             text.contains("1 frozen") && text.contains("drill"),
             "{text}"
         );
-        let mut flush = Command::new("nft");
-        flush.arg("flush ruleset");
-        world.ns("node-2")?.output(flush)?;
+        nft(world.ns("node-2")?, "flush ruleset")?;
         world.leads("node-2", before, &addresses(95, 2))?;
         lacks(world)?;
 
-        drop(planes.remove(1));
-        planes.push(plane(world, PLACES[1].0, &kubeconfig)?);
-        shown(&planes, "node-2", NodeState::Frozen)?;
-        damaged(world, &planes)?;
+        drop(world.pair.remove(1));
+        let again = world.one_of_pair(PAIR[1].0)?;
+        world.pair.push(again);
+        shown(&world.pair, "node-2", NodeState::Frozen)?;
+        damaged(world, &world.pair)?;
         lacks(world)?;
         orders(world, 7576, &["thaw", "--node", "node-2"])?;
         world.leads("node-2", later, &addresses(96, 2))?;
-        shown(&planes, "node-2", NodeState::InSync)?;
-        least(world)?;
-        world.give_back()
+        shown(&world.pair, "node-2", NodeState::InSync)?;
+        least(world)
     })
 }
 
 /// Orders that two replicas are given at the same time are both in force.
 pub(crate) fn orders_at_two_replicas_at_once_are_both_kept() -> Result<()> {
-    with_world(|world| {
-        let (planes, _) = start(world)?;
+    with_pair(|world| {
         for (verb, state) in [("freeze", NodeState::Frozen), ("thaw", NodeState::InSync)].repeat(3)
         {
             let control = world.topology.host("control")?.ns();
             thread::scope(|scope| {
-                let both = PLACES.map(|(_, port, node)| {
+                let both = PAIR.map(|(_, port, node)| {
                     scope.spawn(move || kpctl_in(control, port, &[verb, "--node", node]))
                 });
                 both.into_iter().try_for_each(|one| {
@@ -86,40 +78,12 @@ pub(crate) fn orders_at_two_replicas_at_once_are_both_kept() -> Result<()> {
                     Ok(())
                 })
             })?;
-            for (_, _, node) in PLACES {
-                shown(&planes, node, state)?;
+            for (_, _, node) in PAIR {
+                shown(&world.pair, node, state)?;
             }
         }
-        world.give_back()
+        Ok(())
     })
-}
-
-/// Starts the replicas, and moves the agents to them. Also returns the kubeconfig, which is written once: programs read it.
-fn start(world: &mut World) -> Result<(Vec<Plane>, PathBuf)> {
-    let kubeconfig = world.cluster.account_kubeconfig(ACCOUNT)?;
-    let planes = PLACES.iter().map(|(of, _, _)| plane(world, *of, &kubeconfig));
-    let planes = planes.collect::<Result<Vec<_>>>()?;
-    for (replica, _, node) in PLACES {
-        world.restart_agent(node, replica)?;
-        shown(&planes, node, NodeState::InSync)?;
-    }
-    Ok((planes, kubeconfig))
-}
-
-fn plane(world: &World, replica: u16, kubeconfig: &Path) -> Result<Plane> {
-    let places = PLACES.map(|(_, port, _)| format!("127.0.0.1:{port}"));
-    world.plane_with(
-        replica,
-        kubeconfig,
-        &[format!("--peers={}", places.join(","))],
-    )
-}
-
-/// Runs kpctl, which must do what it was told.
-pub(crate) fn orders(world: &World, port: u16, args: &[&str]) -> Result<()> {
-    let (code, text, _) = kpctl(world, port, args)?;
-    ensure!(code == Some(0), "{args:?}: {text}");
-    Ok(())
 }
 
 /// Waits until each replica shows a node in a state.

@@ -64,8 +64,7 @@ fn user(api: &Api, name: &str, role: Option<&str>) -> Result<String> {
 }
 
 fn secure(world: &World) -> Result<SecurePlane> {
-    let kubeconfig = world.cluster.account_kubeconfig("kplane/kplane-controlplane")?;
-    SecurePlane::start(world, &kubeconfig)
+    SecurePlane::start(world)
 }
 
 /// Deletes what a test made in the agents' namespace.
@@ -303,10 +302,9 @@ fn answer_each_other(api: &Api, planes: &[SecurePlane]) -> Result<()> {
 pub(crate) fn replicas_make_one_authority_and_keep_it() -> Result<()> {
     with_world(|world| {
         let api = world.api();
-        let account = world.cluster.account_kubeconfig("kplane/kplane-controlplane")?;
         let certs = world.cluster.folder().join("own-certs");
         std::fs::create_dir_all(&certs)?;
-        let start = |replica| SecurePlane::start_own(world, &account, replica, &certs);
+        let start = |replica| SecurePlane::start_own(world, replica, &certs);
         let planes = [start(0)?, start(1)?];
         let bundle = eventually(DEADLINE, "the bundle is published", || {
             let map = api.get("ConfigMap", "kplane/kplane-ca")?;

@@ -2,59 +2,108 @@
 //! agents' pods are objects only: the agents run beside them all the time.
 
 use std::collections::BTreeMap;
-use std::process::{Command, Stdio};
 
 use anyhow::{Context as _, Result, ensure};
 use kplane_tests::cluster::Api;
 use kplane_tests::wait::eventually;
 use serde_json::{Value, json};
 
+use crate::cluster::support::kpctl::command;
 use crate::cluster::support::scheduler::Scheduler;
-use crate::cluster::support::world::{DEADLINE, NODES, product};
-use crate::cluster::support::{World, with_world};
+use crate::cluster::support::world::{DEADLINE, NODES, PAIR};
+use crate::cluster::support::{World, with_pair};
 
-/// The control plane that is asked, on the host of the control planes.
-const PLANE: &str = "127.0.0.1:7466";
 const KUBE_PROXY: &str = "kube-system/kube-proxy";
 const AGENTS: &str = "kplane/kplane-nodeagent";
 const LABEL: &str = "kplane.io/proxy";
 
-/// All nodes move and go back; the walk stops at a node without an agent, and goes on when that is back.
-pub(crate) fn nodes_move_one_after_the_other_and_back() -> Result<()> {
-    with_world(|world| {
-        // One replica knows both agents: these replicas do not ask each other.
-        world.restart_agent("node-2", 0)?;
+/// Runs a test with DaemonSets of kube-proxy, which serves all nodes, and of agents.
+fn with_proxies(test: impl FnOnce(&mut World, &Value) -> Result<()>) -> Result<()> {
+    with_pair(|world| {
         let text = fails(world, &["plan"], 1)?;
         ensure!(text.contains("kube-proxy has no DaemonSet"), "{text}");
         let scheduler = Scheduler::start(world.api());
         let before = install(world)?;
-        let pods = pods(world.api())?;
+        test(world, &before)?;
+        drop(scheduler);
+        let api = world.api();
+        for set in [KUBE_PROXY, AGENTS] {
+            if api.get("DaemonSet", set)?.is_some() {
+                api.delete("DaemonSet", set)?;
+            }
+        }
+        for (_, _, node) in PAIR {
+            let unlabelled = json!({ "metadata": { "labels": { LABEL: null } } });
+            api.patch("Node", node, &unlabelled)?;
+        }
+        eventually(DEADLINE, "no pod is left", || {
+            let there = pods(api)?;
+            ensure!(there.is_empty(), "{there:?}");
+            anyhow::Ok(())
+        })
+    })
+}
 
+/// The walk stops at a node without an agent, and goes on when that is back.
+pub(crate) fn nodes_move_one_after_the_other() -> Result<()> {
+    with_proxies(|world, _| {
+        let before = pods(world.api())?;
         let text = runs(world, &["start", "--node", "node-1"])?;
         ensure!(text.contains("node-1: moves to kplane"), "{text}");
         let now = labels(world)?;
         ensure!(now == [Some("kplane".to_owned()), None], "{now:?}");
-        let there = self::pods(world.api())?;
+        let there = pods(world.api())?;
         ensure!(!there.contains_key("kube-proxy node-1"), "{there:?}");
         ensure!(there.contains_key("kplane-nodeagent node-1"), "{there:?}");
         ensure!(
-            there["kube-proxy node-2"] == pods["kube-proxy node-2"],
+            there["kube-proxy node-2"] == before["kube-proxy node-2"],
             "kube-proxy was restarted on a node that did not move"
         );
-
         stops_at_a_node_without_an_agent(world)?;
         let text = runs(world, &["start", "--all"])?;
         checks(world)?;
         ensure!(text.contains("kpctl migrate finish"), "{text}");
-        pauses(world)?;
+        pauses(world)
+    })
+}
+
+/// Nodes go back before a migration has finished, and after that.
+pub(crate) fn nodes_go_back() -> Result<()> {
+    with_proxies(|world, before| {
+        runs(world, &["start", "--all"])?;
         returns_without_a_restart(world)?;
         finishes(world)?;
-        goes_back(world, &before)?;
-        nothing_is_left(world)?;
-        nodes_that_are_cut_off_get_kube_proxy_back(world, &before)?;
-        drop(scheduler);
-        world.api().delete("DaemonSet", KUBE_PROXY)?;
-        world.restart_agent("node-2", 1)
+        goes_back(world, before)
+    })
+}
+
+/// `kpctl uninstall` removes what a migration and kplane's programs have made, and nothing else.
+pub(crate) fn nothing_is_left_of_a_migration() -> Result<()> {
+    with_proxies(|world, _| {
+        runs(world, &["start", "--all"])?;
+        runs(world, &["finish", "--yes"])?;
+        runs(world, &["back", "--all"])?;
+        nothing_is_left(world)
+    })
+}
+
+/// A forced removal keeps the only copy of kube-proxy's DaemonSet, and says how to create it again.
+pub(crate) fn nodes_that_are_cut_off_get_kube_proxy_back() -> Result<()> {
+    with_proxies(|world, before| {
+        runs(world, &["start", "--all"])?;
+        runs(world, &["finish", "--yes"])?;
+        let (code, text) = kpctl_with(world, &["uninstall", "--yes"])?;
+        let refused = code == Some(1) && text.contains("--force");
+        ensure!(refused, "{code:?}: {text}");
+        let (code, text) = kpctl_with(world, &["uninstall", "--yes", "--force"])?;
+        ensure!(code == Some(0), "{code:?}: {text}");
+        ensure!(world.api().get("DaemonSet", KUBE_PROXY)?.is_none());
+        ensure!(text.contains("kpctl migrate back --all"), "{text}");
+        runs(world, &["back", "--all"])?;
+        let after = world.api().get("DaemonSet", KUBE_PROXY)?;
+        let after = after.context("kube-proxy's DaemonSet is away")?;
+        ensure!(after["spec"] == before["spec"], "{after}");
+        Ok(())
     })
 }
 
@@ -67,7 +116,7 @@ fn stops_at_a_node_without_an_agent(world: &mut World) -> Result<()> {
     ensure!(status["stage"] == "Stopped", "{status}");
     ensure!(status["nodes"][0]["stage"] == "Kplane", "{status}");
     ensure!(status["nodes"][1]["stage"] == "Moving", "{status}");
-    world.restart_agent("node-2", 0)
+    world.restart_agent("node-2", PAIR[1].0)
 }
 
 /// All checks agree that all is well, and notice a kube-proxy that is back beside an agent.
@@ -188,7 +237,6 @@ fn created(api: &Api, uid: &Value) -> Result<usize> {
     Ok(created.count())
 }
 
-/// `kpctl uninstall` removes what a migration and kplane's programs have made, and nothing else.
 fn nothing_is_left(world: &World) -> Result<()> {
     let taints = json!([
         { "key": "kplane.io/not-ready", "effect": "NoSchedule" },
@@ -222,33 +270,6 @@ fn nothing_is_left(world: &World) -> Result<()> {
     Ok(())
 }
 
-/// A forced removal keeps the only copy of kube-proxy's DaemonSet, and says how to create it again.
-fn nodes_that_are_cut_off_get_kube_proxy_back(world: &World, before: &Value) -> Result<()> {
-    let api = world.api();
-    create_agents(api)?;
-    runs(world, &["start", "--all"])?;
-    runs(world, &["finish", "--yes"])?;
-    let (code, text) = kpctl_with(world, &["uninstall", "--yes"])?;
-    ensure!(
-        code == Some(1) && text.contains("--force"),
-        "{code:?}: {text}"
-    );
-    let (code, text) = kpctl_with(world, &["uninstall", "--yes", "--force"])?;
-    ensure!(code == Some(0), "{code:?}: {text}");
-    ensure!(api.get("DaemonSet", KUBE_PROXY)?.is_none());
-    ensure!(text.contains("kpctl migrate back --all"), "{text}");
-    runs(world, &["back", "--all"])?;
-    let after = api.get("DaemonSet", KUBE_PROXY)?;
-    let after = after.context("kube-proxy's DaemonSet is away")?;
-    ensure!(after["spec"] == before["spec"], "{after}");
-    Ok(())
-}
-
-fn create_agents(api: &Api) -> Result<()> {
-    let ours = json!({ "key": LABEL, "operator": "In", "values": ["kplane"] });
-    api.create(&daemon_set(AGENTS, "app", &ours)).map(drop)
-}
-
 /// Creates both DaemonSets, and returns kube-proxy's when its pods run.
 fn install(world: &World) -> Result<Value> {
     let api = world.api();
@@ -256,7 +277,8 @@ fn install(world: &World) -> Result<Value> {
     api.create(&daemon_set(KUBE_PROXY, "k8s-app", &hostname))?;
     let text = fails(world, &["start", "--all"], 1)?;
     ensure!(text.contains("helm install"), "{text}");
-    create_agents(api)?;
+    let ours = json!({ "key": LABEL, "operator": "In", "values": ["kplane"] });
+    api.create(&daemon_set(AGENTS, "app", &ours))?;
     eventually(DEADLINE, "kube-proxy runs on all nodes", || {
         let there = pods(api)?;
         ensure!(there.len() == NODES.len(), "{there:?}");
@@ -330,11 +352,9 @@ fn kpctl(world: &World, args: &[&str]) -> Result<(Option<i32>, String)> {
 
 /// Runs kpctl, and returns its exit code and all that it says.
 fn kpctl_with(world: &World, args: &[&str]) -> Result<(Option<i32>, String)> {
-    let mut kpctl = Command::new(&product()?.kpctl);
-    kpctl.args(args).arg("--no-color");
-    kpctl.env("KPLANE_SERVER", PLANE);
+    let mut kpctl = command(PAIR[0].1, args)?;
+    kpctl.arg("--no-color");
     kpctl.env("KUBECONFIG", world.cluster.kubeconfig());
-    kpctl.stdin(Stdio::null());
     let control = world.topology.host("control")?.ns();
     let output = control.run(|| Ok(kpctl.output()?))?;
     let json = args.contains(&"json");

@@ -13,7 +13,7 @@ use kplane_tests::wait::eventually;
 use serde_json::json;
 
 use crate::cluster::faults::{addresses, serve, slice};
-use crate::cluster::replicas::kpctl;
+use crate::cluster::support::kpctl::kpctl;
 use crate::cluster::support::world::{DEADLINE, product};
 use crate::cluster::support::{World, with_world};
 

@@ -15,54 +15,12 @@ use kplane_tests::wait::eventually;
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 
-use crate::cluster::replicas::kpctl;
-use crate::cluster::support::with_world;
-use crate::cluster::support::world::{DEADLINE, Plane, World};
+use crate::cluster::support::kpctl::{kpctl, says};
+use crate::cluster::support::with_pair;
+use crate::cluster::support::world::{DEADLINE, PAIR, World};
 
-/// The replicas, the ports of their status APIs, and the node whose agent each has.
-const PLACES: [(u16, u16, &str); 2] = [(15, 7616, "node-1"), (16, 7626, "node-2")];
-/// Any of them may be asked.
-const PORT: u16 = PLACES[0].1;
-
-/// Starts two replicas that know each other, each with an agent.
-fn start(world: &mut World) -> Result<Vec<Plane>> {
-    let kubeconfig = world.cluster.account_kubeconfig("kplane/kplane-controlplane")?;
-    let places = PLACES.map(|(_, port, _)| format!("127.0.0.1:{port}"));
-    let flags = [
-        format!("--peers={}", places.join(",")),
-        "--userspace-services=default".to_owned(),
-        // Servers are at addresses of nodes.
-        "--userspace-endpoints=any".to_owned(),
-    ];
-    let mut planes = Vec::new();
-    for (replica, _, _) in PLACES {
-        planes.push(world.plane_with(replica, &kubeconfig, &flags)?);
-    }
-    for (replica, _, node) in PLACES {
-        world.restart_agent_with(node, replica, &["--userspace-endpoints=any"])?;
-    }
-    eventually(DEADLINE, "both replicas know both agents", || {
-        for (_, port, _) in PLACES {
-            let (code, text, _) = kpctl(world, port, &["status", "--check=nodes"])?;
-            ensure!(code == Some(0) && text.contains("2/2 in sync"), "{text}");
-        }
-        anyhow::Ok(())
-    })?;
-    Ok(planes)
-}
-
-/// Waits until kpctl ends with this code and says all of these texts.
-fn says(world: &World, port: u16, args: &[&str], code: i32, parts: &[&str]) -> Result<()> {
-    let what = format!("{args:?} ends with {code} and says {parts:?}");
-    eventually(DEADLINE, &what, || {
-        let (ended, text, _) = kpctl(world, port, args)?;
-        ensure!(ended == Some(code), "{ended:?}:\n{text}");
-        for part in parts {
-            ensure!(text.contains(part), "no {part:?}:\n{text}");
-        }
-        anyhow::Ok(())
-    })
-}
+/// Any replica may be asked.
+const PORT: u16 = PAIR[0].1;
 
 /// A server on node-2, and a Service whose only endpoint it is.
 struct Served {
@@ -113,8 +71,7 @@ impl Served {
 
 /// A connection is held open on the node of another replica, and its agent is gone.
 pub(crate) fn who_is_connected_is_asked_of_the_nodes_of_all_replicas() -> Result<()> {
-    with_world(|world| {
-        let _planes = start(world)?;
+    with_pair(|world| {
         let served = Served::new(world, "q-flows", json!({}))?;
         let flows = ["flows", "service/default/q-flows"];
         let none = ["No client is connected; 2 of 2 nodes", "kpctl probe"];
@@ -127,7 +84,7 @@ pub(crate) fn who_is_connected_is_asked_of_the_nodes_of_all_replicas() -> Result
             "established",
             &endpoint,
         ];
-        for (_, port, _) in PLACES {
+        for (_, port, _) in PAIR {
             says(world, port, &flows, 0, &all)?;
         }
         let ask = |option: &[&'static str]| [&flows[..], option].concat();
@@ -152,15 +109,13 @@ pub(crate) fn who_is_connected_is_asked_of_the_nodes_of_all_replicas() -> Result
         let unknown = "Unknown: node-1: its agent is not connected";
         says(world, PORT, &flows, 6, &["No client is connected", unknown])?;
         drop(held);
-        served.delete(world)?;
-        world.give_back()
+        served.delete(world)
     })
 }
 
 /// Neither agent counts at first, and then one.
 pub(crate) fn who_talked_to_whom_is_asked_of_the_nodes_of_all_replicas() -> Result<()> {
-    with_world(|world| {
-        let _planes = start(world)?;
+    with_pair(|world| {
         let served = Served::new(world, "q-graph", json!({}))?;
         let graph = ["graph", "default/q-graph", "--since", "10m"];
         let off = [
@@ -170,7 +125,7 @@ pub(crate) fn who_talked_to_whom_is_asked_of_the_nodes_of_all_replicas() -> Resu
         ];
         says(world, PORT, &graph, 6, &off)?;
         let flags = ["--userspace-endpoints=any", "--flows"];
-        world.restart_agent_with("node-1", PLACES[0].0, &flags)?;
+        world.restart_agent_with("node-1", PAIR[0].0, &flags)?;
         let none = ["No connection", "1 of 2 nodes answered"];
         says(world, PORT, &graph, 6, &none)?;
         // The agent counts for Services that it knows.
@@ -186,7 +141,7 @@ pub(crate) fn who_talked_to_whom_is_asked_of_the_nodes_of_all_replicas() -> Resu
             "node-1: counts for less time",
             "Unknown: node-2: its agent does not count",
         ];
-        for (_, port, _) in PLACES {
+        for (_, port, _) in PAIR {
             says(world, port, &graph, 6, &all)?;
         }
         let namespace = ["graph", "-n", "default"];
@@ -194,15 +149,13 @@ pub(crate) fn who_talked_to_whom_is_asked_of_the_nodes_of_all_replicas() -> Resu
         let other = ["graph", "default/other"];
         says(world, PORT, &other, 6, &none)?;
         drop(held);
-        served.delete(world)?;
-        world.give_back()
+        served.delete(world)
     })
 }
 
 /// A client is stuck at an endpoint, and is listed.
 pub(crate) fn a_client_that_is_remembered_is_listed() -> Result<()> {
-    with_world(|world| {
-        let _planes = start(world)?;
+    with_pair(|world| {
         let served = Served::new(world, "q-sticky", json!({ "sessionAffinity": "ClientIP" }))?;
         let plain = Served::new(world, "q-plain", json!({}))?;
         let get = ["get", "affinity", "default/q-sticky"];
@@ -211,7 +164,7 @@ pub(crate) fn a_client_that_is_remembered_is_listed() -> Result<()> {
         let client = held.0.local_addr()?.ip().to_string();
         let endpoint = served.server.local_addr()?.to_string();
         let parts = [client.as_str(), "node-1", &endpoint, "1 remembered"];
-        for (_, port, _) in PLACES {
+        for (_, port, _) in PAIR {
             says(world, port, &get, 0, &parts)?;
         }
         let of = |client: &'static str| [&get[..], &["--client", client]].concat();
@@ -237,20 +190,18 @@ pub(crate) fn a_client_that_is_remembered_is_listed() -> Result<()> {
         ];
         says(world, PORT, &get, 6, &unknown)?;
         served.delete(world)?;
-        plain.delete(world)?;
-        world.give_back()
+        plain.delete(world)
     })
 }
 
 /// The rules of a node are flushed, then its agent's clock stops, then it is gone; an endpoint ends.
 pub(crate) fn probe_tells_the_data_path_from_the_control_path() -> Result<()> {
-    with_world(|world| {
-        let _planes = start(world)?;
+    with_pair(|world| {
         let served = Served::new(world, "q-canary", json!({ "type": "NodePort" }))?;
         let acceptor = Acceptor::start(&served.server)?;
         let probe = ["probe", "default/q-canary"];
         let works = ["2 of 2 work", "node-1", "node-2"];
-        for (_, port, _) in PLACES {
+        for (_, port, _) in PAIR {
             says(world, port, &probe, 0, &works)?;
         }
         rules_are_flushed(world, &probe, &works)?;
@@ -277,8 +228,7 @@ pub(crate) fn probe_tells_the_data_path_from_the_control_path() -> Result<()> {
         says(world, PORT, &probe, 1, &silent)?;
         let name = format!("default/{name}");
         world.api().delete("Service", &name)?;
-        world.api().delete("EndpointSlice", &format!("{name}-own"))?;
-        world.give_back()
+        world.api().delete("EndpointSlice", &format!("{name}-own"))
     })
 }
 
@@ -292,7 +242,7 @@ fn in_sync(world: &World) -> Result<()> {
 fn rules_are_flushed(world: &mut World, probe: &[&str], works: &[&str]) -> Result<()> {
     // In mode nftables the agent repairs that within milliseconds; here it hears of it after an hour.
     let iptables = ["--backend=iptables", "--iptables-probe-interval=1h"];
-    world.restart_agent_with("node-1", PLACES[0].0, &iptables)?;
+    world.restart_agent_with("node-1", PAIR[0].0, &iptables)?;
     says(world, PORT, probe, 0, works)?;
     let broken = [
         "1 with a broken data path, 1 with a silent neighbour",
@@ -302,13 +252,13 @@ fn rules_are_flushed(world: &mut World, probe: &[&str], works: &[&str]) -> Resul
     // It reads its tables back a moment after it has written them, and repairs the first flush.
     eventually(DEADLINE, "the probe sees that rules are missing", || {
         flush(world.ns("node-1")?)?;
-        let (code, text, _) = kpctl(world, PLACES[1].1, probe)?;
+        let (code, text, _) = kpctl(world, PAIR[1].1, probe)?;
         ensure!(code == Some(1), "{code:?}:\n{text}");
         ensure!(broken.iter().all(|part| text.contains(part)), "{text}");
         anyhow::Ok(())
     })?;
     in_sync(world)?;
-    world.restart_agent("node-1", PLACES[0].0)?;
+    world.restart_agent("node-1", PAIR[0].0)?;
     says(world, PORT, probe, 0, works)?;
     Ok(())
 }
@@ -339,14 +289,13 @@ fn agent_goes(world: &mut World, probe: &[&str], works: &[&str]) -> Result<()> {
         6,
         &["its agent is not connected", stopped[2]],
     )?;
-    world.restart_agent("node-2", PLACES[1].0)?;
+    world.restart_agent("node-2", PAIR[1].0)?;
     Ok(())
 }
 
 /// A Service asks for the userspace proxy, and what the nodes' proxies know of it is shown.
 pub(crate) fn a_service_that_asks_for_the_proxy_is_seen_in_it() -> Result<()> {
-    with_world(|world| {
-        let _planes = start(world)?;
+    with_pair(|world| {
         let served = Served::new(world, "q-proxied", json!({}))?;
         let get = ["get", "proxied", "default/q-proxied"];
         let none = "No node's userspace proxy serves it; 2 of 2 nodes answered";
@@ -371,7 +320,7 @@ pub(crate) fn a_service_that_asks_for_the_proxy_is_seen_in_it() -> Result<()> {
         ];
         says(world, PORT, &get, 0, &idle)?;
         let held = served.connect(world)?;
-        for (_, port, _) in PLACES {
+        for (_, port, _) in PAIR {
             let open = "1 open, 0 failed; 2 of 2 nodes answered";
             says(world, port, &get, 0, &[open])?;
         }
@@ -379,8 +328,7 @@ pub(crate) fn a_service_that_asks_for_the_proxy_is_seen_in_it() -> Result<()> {
         says(world, PORT, &get, 0, &idle)?;
         let wrong = ["get", "proxied", "default/q-proxed"];
         says(world, PORT, &wrong, 1, &["q-proxed", "q-proxied"])?;
-        served.delete(world)?;
-        world.give_back()
+        served.delete(world)
     })
 }
 

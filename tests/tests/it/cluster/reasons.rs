@@ -8,39 +8,97 @@ use kplane_tests::cluster::{Api, objects};
 use kplane_tests::wait::eventually;
 use serde_json::{Value, json};
 
-use crate::cluster::replicas::kpctl;
+use crate::cluster::support::kpctl::kpctl;
 use crate::cluster::support::with_world;
 use crate::cluster::support::world::{DEADLINE, World};
 
-/// Code of a finding, and a part of its fix.
-type Expected = (&'static str, &'static str);
-
 /// A Service that is broken, and the findings that describe it.
-#[derive(Clone)]
-struct Broken {
-    name: &'static str,
-    /// Fields of its `spec`, besides `selector`.
+struct Broken<'a> {
+    name: &'a str,
     spec: Value,
-    /// Breaks it, once it exists.
-    how: fn(&Api, &str) -> Result<()>,
-    expected: &'static [Expected],
+    /// What breaks it, once it exists.
+    how: Vec<&'a str>,
+    /// Each with a part of the fix.
+    findings: Vec<(&'a str, &'a str)>,
+}
+
+impl<'a> Broken<'a> {
+    /// Reads a block of `reasons.txt`.
+    fn read(block: &'a str) -> Result<Self> {
+        let mut lines = block.lines().filter(|line| !line.is_empty());
+        let head = lines.next().unwrap_or_default();
+        let (name, spec) = head.split_once(' ').unwrap_or((head, "{}"));
+        let mut spec: Value = serde_saphyr::from_str(spec).context(head.to_owned())?;
+        if spec["selector"].is_null() && spec["type"] != "ExternalName" {
+            spec["selector"] = json!({ "app": name });
+        }
+        if spec["selector"] == json!({}) {
+            spec["selector"] = Value::Null;
+        }
+        let (findings, how) =
+            lines.partition::<Vec<_>, _>(|line| line.starts_with(char::is_uppercase));
+        let finding = |line: &&'a str| line.split_once(": ").context((*line).to_owned());
+        Ok(Self {
+            name,
+            spec,
+            how,
+            findings: findings.iter().map(finding).collect::<Result<_>>()?,
+        })
+    }
+
+    /// Makes it, and breaks it.
+    fn apply(&self, api: &Api) -> Result<()> {
+        let name = self.name;
+        api.apply(&objects::service("default", name, self.spec.clone()))?;
+        for line in &self.how {
+            let (word, rest) = line.split_once(' ').context((*line).to_owned())?;
+            match word {
+                "slice" => {
+                    api.apply(&own_slice(api, name, rest)?)?;
+                }
+                "pod" => {
+                    let (pod, state) = rest.split_once(' ').unwrap_or((rest, ""));
+                    let mut pod = objects::pod("default", pod, name, "node-1");
+                    if state == "unready" {
+                        // A condition that nobody fulfils.
+                        let gate = json!([{ "conditionType": "example.com/never" }]);
+                        pod["spec"]["readinessGates"] = gate;
+                    }
+                    api.apply(&pod)?;
+                }
+                _ => {
+                    let (label, value) = rest.split_once(": ").context((*line).to_owned())?;
+                    let change = json!({ "metadata": { "labels": { label: value } } });
+                    api.patch("Service", &format!("default/{name}"), &change)?;
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Returns an EndpointSlice of a Service, with other fields.
+fn own_slice(api: &Api, service: &str, fields: &str) -> Result<Value> {
+    let endpoints = [objects::endpoint("10.244.1.77", "node-1")];
+    let mut slice = objects::slice("default", &format!("{service}-own"), service, endpoints);
+    let kubernetes = api.get("Service", "default/kubernetes")?;
+    let kubernetes = kubernetes.context("no Service kubernetes")?;
+    let ip = kubernetes["spec"]["clusterIP"].as_str().unwrap_or_default();
+    let fields: Value = serde_saphyr::from_str(&fields.replace("$KUBERNETES", ip))?;
+    for (field, value) in fields.as_object().into_iter().flatten() {
+        slice[field] = value.clone();
+    }
+    Ok(slice)
 }
 
 pub(crate) fn describe_names_the_cause_and_the_fix() -> Result<()> {
     with_world(|world| {
-        let broken = [without_endpoints(), by_hand(), with_addresses(), others()].concat();
+        let blocks = include_str!("reasons.txt").split("\n== ").skip(1);
+        let broken = blocks.map(Broken::read).collect::<Result<Vec<_>>>()?;
         ensure!(broken.len() >= 20, "only {} causes", broken.len());
         for service in &broken {
-            let mut spec = service.spec.clone();
-            if spec["selector"].is_null() && spec["type"] != "ExternalName" {
-                spec["selector"] = json!({ "app": service.name });
-            }
-            if spec["selector"] == json!({}) {
-                spec["selector"] = Value::Null;
-            }
-            let api = world.api();
-            api.apply(&objects::service("default", service.name, spec))?;
-            (service.how)(api, service.name).with_context(|| service.name.to_owned())?;
+            let applied = service.apply(world.api());
+            applied.with_context(|| service.name.to_owned())?;
         }
         for service in &broken {
             describes(world, service)?;
@@ -129,13 +187,13 @@ pub(crate) fn describe_names_what_stands_in_the_way_on_a_node() -> Result<()> {
 }
 
 /// Waits until the first replica tells the cause.
-fn describes(world: &World, service: &Broken) -> Result<()> {
+fn describes(world: &World, service: &Broken<'_>) -> Result<()> {
     let key = format!("default/{}", service.name);
     let what = format!("the reason why {key} is broken");
     eventually(DEADLINE, &what, || {
         let (code, text, _) = kpctl(world, 7466, &["describe", "service", &key])?;
         ensure!(code == Some(0), "{text}");
-        for (reason, fix) in service.expected {
+        for (reason, fix) in &service.findings {
             ensure!(text.contains(reason), "no {reason}:\n{text}");
             ensure!(text.contains(fix), "no {fix:?}:\n{text}");
         }
@@ -192,256 +250,4 @@ fn fates(world: &World) -> Result<()> {
         })?;
     }
     Ok(())
-}
-
-fn one(
-    name: &'static str,
-    spec: Value,
-    how: fn(&Api, &str) -> Result<()>,
-    expected: &'static [Expected],
-) -> Broken {
-    Broken {
-        name,
-        spec,
-        how,
-        expected,
-    }
-}
-
-/// EndpointSlices that the API server's controllers do not write, or that people write wrongly.
-fn without_endpoints() -> Vec<Broken> {
-    vec![
-        one(
-            "r-none",
-            json!({}),
-            nothing,
-            &[(
-                "SelectorMatchesNoPod",
-                "kubectl get pods -n default -l app=r-none",
-            )],
-        ),
-        one(
-            "r-hand",
-            json!({ "selector": {} }),
-            nothing,
-            &[(
-                "NoEndpointSlice",
-                "create an EndpointSlice with the label kubernetes.io/service-name=r-hand",
-            )],
-        ),
-        one(
-            "r-label",
-            json!({ "selector": {} }),
-            slice_without_label,
-            &[(
-                "SliceWithoutService",
-                "kubectl label endpointslice -n default r-label-own",
-            )],
-        ),
-        one(
-            "r-port",
-            json!({ "selector": {} }),
-            slice_of_another_port,
-            &[(
-                "PortNameMismatch",
-                "give the port of the EndpointSlice the name \"http\"",
-            )],
-        ),
-        one(
-            "r-target",
-            json!({ "ports": [{ "name": "http", "port": 80, "targetPort": "htpp" }] }),
-            ready_pod,
-            &[("TargetPortNotFound", "name the container port \"htpp\"")],
-        ),
-    ]
-}
-
-/// EndpointSlices that another controller writes.
-fn by_hand() -> Vec<Broken> {
-    let none = || json!({ "selector": {} });
-    vec![
-        one(
-            "r-empty",
-            none(),
-            |api, name| apply_slice(api, name, |slice| slice["endpoints"] = json!([])),
-            &[("NoEndpoints", "kubernetes.io/service-name=r-empty -o yaml")],
-        ),
-        one(
-            "r-ending",
-            none(),
-            |api, name| {
-                apply_slice(api, name, |slice| {
-                    let ending = json!({ "ready": false, "serving": true, "terminating": true });
-                    slice["endpoints"][0]["conditions"] = ending;
-                })
-            },
-            &[("OnlyTerminating", "author of its EndpointSlices")],
-        ),
-        one(
-            "r-names",
-            none(),
-            |api, name| {
-                apply_slice(api, name, |slice| {
-                    slice["addressType"] = json!("FQDN");
-                    slice["endpoints"][0]["addresses"] = json!(["db.example.com"]);
-                })
-            },
-            &[("UnsupportedAddressType", "FQDN")],
-        ),
-        one(
-            "r-chain",
-            none(),
-            |api, name| {
-                let other = api.get("Service", "default/kubernetes")?;
-                let ip = other.context("no Service kubernetes")?["spec"]["clusterIP"].clone();
-                apply_slice(api, name, |slice| {
-                    slice["endpoints"][0]["addresses"][0] = ip;
-                })
-            },
-            &[("EndpointIsService", "name the Pods in the EndpointSlices")],
-        ),
-    ]
-}
-
-/// Addresses and ports that a Service does not get, or takes from others.
-fn with_addresses() -> Vec<Broken> {
-    vec![
-        one(
-            "r-balancer",
-            json!({ "type": "LoadBalancer" }),
-            ready_pod,
-            &[(
-                "NoLoadBalancerAddress",
-                "kubectl describe service -n default r-balancer",
-            )],
-        ),
-        one(
-            "r-first",
-            json!({ "externalIPs": ["192.0.2.70"] }),
-            ready_pod,
-            &[("AddressContested", "change one of the two Services")],
-        ),
-        one(
-            "r-second",
-            json!({ "externalIPs": ["192.0.2.70"] }),
-            ready_pod,
-            &[("AddressConflict", "change one of the two Services")],
-        ),
-        one(
-            "r-inside",
-            json!({ "externalIPs": ["10.244.1.200"] }),
-            ready_pod,
-            &[(
-                "InsideClusterRange",
-                "use an address outside of the cluster's own ranges",
-            )],
-        ),
-    ]
-}
-
-/// Pods, policies, and Services that are not for kplane.
-fn others() -> Vec<Broken> {
-    vec![
-        one(
-            "r-some",
-            json!({}),
-            |api, app| {
-                ready_pod(api, app)?;
-                let mut other = pod_with_gate(app);
-                other["metadata"]["name"] = json!("r-some-other");
-                api.apply(&other).map(drop)
-            },
-            &[("SomeNotReady", "-l app=r-some -o wide")],
-        ),
-        one(
-            "r-ready",
-            json!({}),
-            pod_that_is_not_ready,
-            &[("NoReadyEndpoint", "-l app=r-ready -o wide")],
-        ),
-        one(
-            "r-published",
-            json!({ "publishNotReadyAddresses": true }),
-            pod_that_is_not_ready,
-            &[("PublishedNotReady", "publishNotReadyAddresses")],
-        ),
-        one(
-            "r-local",
-            json!({ "type": "NodePort", "externalTrafficPolicy": "Local", "internalTrafficPolicy": "Local" }),
-            ready_pod,
-            &[
-                ("ExternalPolicyLocal", "on node-2"),
-                ("InternalPolicyLocal", "dropped"),
-            ],
-        ),
-        one(
-            "r-affinity",
-            json!({ "sessionAffinity": "ClientIP" }),
-            ready_pod,
-            &[("SessionAffinity", "10800 s")],
-        ),
-        one(
-            "r-headless",
-            json!({ "clusterIP": "None" }),
-            nothing,
-            &[("Headless", "not proxied")],
-        ),
-        one(
-            "r-alias",
-            json!({ "type": "ExternalName", "externalName": "example.com" }),
-            nothing,
-            &[("ExternalName", "not proxied")],
-        ),
-        one(
-            "r-other",
-            json!({}),
-            other_proxy,
-            &[("OtherProxy", "kubectl label service -n default r-other")],
-        ),
-    ]
-}
-
-fn nothing(_: &Api, _: &str) -> Result<()> {
-    Ok(())
-}
-
-fn slice_without_label(api: &Api, name: &str) -> Result<()> {
-    apply_slice(api, name, |slice| slice["metadata"]["labels"] = json!({}))
-}
-
-fn slice_of_another_port(api: &Api, name: &str) -> Result<()> {
-    apply_slice(api, name, |slice| slice["ports"][0]["name"] = json!("web"))
-}
-
-/// Writes an EndpointSlice of the Service, with a fault.
-fn apply_slice(api: &Api, name: &str, fault: impl FnOnce(&mut Value)) -> Result<()> {
-    let mut slice = own_slice(name);
-    fault(&mut slice);
-    api.apply(&slice).map(drop)
-}
-
-fn own_slice(service: &str) -> Value {
-    let endpoints = [objects::endpoint("10.244.1.77", "node-1")];
-    objects::slice("default", &format!("{service}-own"), service, endpoints)
-}
-
-fn ready_pod(api: &Api, app: &str) -> Result<()> {
-    api.apply(&objects::pod("default", app, app, "node-1")).map(drop)
-}
-
-fn pod_that_is_not_ready(api: &Api, app: &str) -> Result<()> {
-    api.apply(&pod_with_gate(app)).map(drop)
-}
-
-/// A Pod with a condition that nobody fulfils.
-fn pod_with_gate(app: &str) -> Value {
-    let mut pod = objects::pod("default", app, app, "node-1");
-    pod["spec"]["readinessGates"] = json!([{ "conditionType": "example.com/never" }]);
-    pod
-}
-
-fn other_proxy(api: &Api, name: &str) -> Result<()> {
-    let labels = json!({ "service.kubernetes.io/service-proxy-name": "other" });
-    let change = json!({ "metadata": { "labels": labels } });
-    api.patch("Service", &format!("default/{name}"), &change).map(drop)
 }

@@ -2,7 +2,7 @@
 
 use std::io::{Read as _, Write as _};
 use std::net::{IpAddr, TcpStream};
-use std::process::{Command, Stdio};
+use std::process::Command;
 use std::time::SystemTime;
 
 use anyhow::{Context as _, Result, ensure};
@@ -12,57 +12,61 @@ use kplane_tests::wait::eventually;
 use serde_json::{Value, json};
 
 use crate::cluster::faults::{addresses, serve, slice};
-use crate::cluster::support::world::{DEADLINE, Plane, product};
-use crate::cluster::support::{World, with_world};
+use crate::cluster::support::kpctl::document;
+use crate::cluster::support::world::{DEADLINE, PAIR};
+use crate::cluster::support::{World, with_pair};
 
-/// The replicas, the ports of their status APIs, and the node whose agent each has.
-const PLACES: [(u16, u16, &str); 2] = [(13, 7596, "node-1"), (14, 7606, "node-2")];
 const SERVICE: &str = "default/recorded";
 
-/// A slice changes: the history names it with its version, what changed in it, and the time of the nodes of both replicas.
-pub(crate) fn history_names_the_object_its_version_and_the_time_of_each_node() -> Result<()> {
-    with_world(|world| {
-        let _planes = start(world)?;
+/// Runs a test with the Service, which both nodes have.
+fn with_recorded(test: impl FnOnce(&mut World, (IpAddr, u16)) -> Result<()>) -> Result<()> {
+    with_pair(|world| {
         let to = serve(world.api(), "recorded", 97, 2)?;
-        for (_, _, node) in PLACES {
+        for (_, _, node) in PAIR {
             world.leads(node, to, &addresses(97, 2))?;
         }
-        slice_changes(world, to)?;
-        policy_changes(world)?;
-        node_is_away(world)?;
-        bundle(world)?;
-        transactions(world)?;
-        world.api().delete("Service", SERVICE)?;
-        world.api().delete("EndpointSlice", &format!("{SERVICE}-own"))?;
-        removed(world)?;
-        world.give_back()
+        test(world, to)
     })
 }
 
-/// Starts two replicas that know each other, each with an agent.
-fn start(world: &mut World) -> Result<Vec<Plane>> {
-    let account = "kplane/kplane-controlplane";
-    let kubeconfig = world.cluster.account_kubeconfig(account)?;
-    let places = PLACES.map(|(_, port, _)| format!("127.0.0.1:{port}"));
-    let peers = format!("--peers={}", places.join(","));
-    let mut planes = Vec::new();
-    for (replica, _, _) in PLACES {
-        planes.push(world.plane_with(replica, &kubeconfig, std::slice::from_ref(&peers))?);
-    }
-    for (replica, _, node) in PLACES {
-        world.restart_agent(node, replica)?;
-    }
-    Ok(planes)
+/// A slice changes: the history names it with its version, what changed in it, and the time of the nodes of both replicas.
+pub(crate) fn history_names_the_object_its_version_and_the_time_of_each_node() -> Result<()> {
+    with_recorded(|world, to| slice_changes(world, to))
+}
+
+/// A policy changes: the history names the field.
+pub(crate) fn history_names_the_field_that_changed() -> Result<()> {
+    with_recorded(|world, _| policy_changes(world))
+}
+
+/// An agent is away: the history says that its node lacks the change, and the events say since when. The bundle has all of it.
+pub(crate) fn history_names_the_nodes_that_lack_a_change() -> Result<()> {
+    with_recorded(|world, _| {
+        policy_changes(world)?;
+        node_is_away(world)?;
+        bundle(world)?;
+        transactions(world)
+    })
+}
+
+/// The Service is gone: its history is still there.
+pub(crate) fn history_outlives_its_service() -> Result<()> {
+    with_recorded(|world, _| {
+        world.api().delete("Service", SERVICE)?;
+        let slice = format!("{SERVICE}-own");
+        world.api().delete("EndpointSlice", &slice)?;
+        removed(world)
+    })
 }
 
 fn slice_changes(world: &World, to: (IpAddr, u16)) -> Result<()> {
     let before = SystemTime::now();
     let written = world.api().apply(&slice("recorded", &addresses(97, 3)))?;
     let version = &written["metadata"]["resourceVersion"];
-    for (_, _, node) in PLACES {
+    for (_, _, node) in PAIR {
         world.leads(node, to, &addresses(97, 3))?;
     }
-    for (_, port, node) in PLACES {
+    for (_, port, node) in PAIR {
         eventually(DEADLINE, "both nodes have the slice's change", || {
             let change = newest(world, port, &[])?;
             let cause = &change["causes"][0];
@@ -91,9 +95,9 @@ fn slice_changes(world: &World, to: (IpAddr, u16)) -> Result<()> {
             Ok(())
         })?;
         // The other replica serves that node.
-        for (_, _, of) in PLACES {
+        for (_, _, of) in PAIR {
             let why = ["why", SERVICE, "--from", "pod", "--via", of, "--try"];
-            let why = ask(world, port, &why)?;
+            let why = document(world, port, &why)?;
             ensure!(why["kernel"]["agrees"] == true, "{why:#}");
             let tried = why["attempts"].as_array().context("nothing was tried")?;
             ensure!(tried.len() == 4, "{why:#}");
@@ -108,12 +112,11 @@ fn slice_changes(world: &World, to: (IpAddr, u16)) -> Result<()> {
     Ok(())
 }
 
-/// A policy changes: the history names the field.
 fn policy_changes(world: &World) -> Result<()> {
     let policy = json!({ "clusterIP": "10.96.77.97", "internalTrafficPolicy": "Local" });
     let service = objects::service("default", "recorded", policy);
     world.api().apply(&service)?;
-    let port = PLACES[0].1;
+    let port = PAIR[0].1;
     eventually(DEADLINE, "the policy is in the history", || {
         let change = newest(world, port, &[])?;
         let field = &change["causes"][0]["fields"][0];
@@ -127,9 +130,8 @@ fn policy_changes(world: &World) -> Result<()> {
     Ok(())
 }
 
-/// An agent is away: the history says that its node lacks the change, and the events say since when.
 fn node_is_away(world: &mut World) -> Result<()> {
-    let (replica, port, node) = PLACES[1];
+    let (replica, port, node) = PAIR[1];
     world.stop_agent(node);
     world.api().apply(&slice("recorded", &addresses(97, 1)))?;
     eventually(DEADLINE, "the node lacks the change", || {
@@ -142,13 +144,13 @@ fn node_is_away(world: &mut World) -> Result<()> {
         ensure!(change["nodes"] == 1 && change["reached"] == 0, "{change:#}");
         Ok(())
     })?;
-    let diff = ask(world, port, &["diff", "node/node-2"])?;
+    let diff = document(world, port, &["diff", "node/node-2"])?;
     ensure!(diff["services"][0]["name"] == "recorded", "{diff:#}");
     world.restart_agent(node, replica)?;
     eventually(DEADLINE, "the node has the change", || {
         let change = newest(world, port, &[])?;
         ensure!(change["reached"] == 1, "{change:#}");
-        let events = ask(world, port, &["events"])?;
+        let events = document(world, port, &["events"])?;
         let of_node = |event: &&Value| event["object"] == "Node/node-2";
         let events = events["events"].as_array().context("no events")?.clone();
         let mut kinds = events.iter().filter(of_node).map(|event| &event["event"]);
@@ -172,7 +174,7 @@ fn bundle(world: &World) -> Result<()> {
         file,
     ];
     // The record of this replica has its node's events.
-    let bundle = ask(world, PLACES[1].1, &command)?;
+    let bundle = document(world, PAIR[1].1, &command)?;
     let parts = bundle["parts"].as_array().context("no parts")?;
     let lacks = parts.iter().filter(|part| !part["problem"].is_null());
     ensure!(lacks.count() == 0 && parts.len() >= 10, "{bundle:#}");
@@ -193,7 +195,7 @@ fn bundle(world: &World) -> Result<()> {
 
 /// The agent shows its own transactions.
 fn transactions(world: &World) -> Result<()> {
-    let page = world.ns(PLACES[1].2)?.run(|| {
+    let page = world.ns(PAIR[1].2)?.run(|| {
         let mut stream = TcpStream::connect("127.0.0.1:10249")?;
         let request = "GET /transactions HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n";
         stream.write_all(request.as_bytes())?;
@@ -211,12 +213,13 @@ fn transactions(world: &World) -> Result<()> {
     Ok(())
 }
 
-/// The Service is gone: its history is still there.
 fn removed(world: &World) -> Result<()> {
     eventually(DEADLINE, "the removal is in the history", || {
-        let history = ask(world, PLACES[0].1, &["history", "service", SERVICE])?;
+        let history = document(world, PAIR[0].1, &["history", "service", SERVICE])?;
         let changes = history["changes"].as_array().context("no changes")?;
-        let mut causes = changes.iter().flat_map(|c| c["causes"].as_array()).flatten();
+        // Of the Service and of its slice; older ones are of other tests.
+        let newest = changes.iter().take(2);
+        let mut causes = newest.flat_map(|c| c["causes"].as_array()).flatten();
         let gone = causes.any(|cause| cause["kind"] == "Service" && cause["verb"] == "Removed");
         ensure!(gone, "{history:#}");
         Ok(())
@@ -226,18 +229,6 @@ fn removed(world: &World) -> Result<()> {
 /// Returns the newest change of the Service.
 fn newest(world: &World, port: u16, more: &[&str]) -> Result<Value> {
     let command = ["history", "service", SERVICE];
-    let history = ask(world, port, &[&command[..], more].concat())?;
+    let history = document(world, port, &[&command[..], more].concat())?;
     Ok(history["changes"][0].clone())
-}
-
-/// Runs kpctl; returns its document.
-fn ask(world: &World, port: u16, args: &[&str]) -> Result<Value> {
-    let mut kpctl = Command::new(&product()?.kpctl);
-    kpctl.args(args).args(["-o", "json"]).stdin(Stdio::null());
-    kpctl.env("KPLANE_SERVER", format!("127.0.0.1:{port}"));
-    let output = world.topology.host("control")?.ns().run(|| Ok(kpctl.output()?))?;
-    let errors = String::from_utf8_lossy(&output.stderr);
-    let answer = String::from_utf8_lossy(&output.stdout);
-    ensure!(output.status.success(), "{args:?}: {errors}{answer}");
-    Ok(serde_json::from_slice(&output.stdout)?)
 }

@@ -1,16 +1,16 @@
 //! Several replicas of the control plane for one agent, with a real API server.
 
-use std::process::{Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
-use kplane_tests::netns::NetNs;
+use kplane_tests::support::nft;
 use kplane_tests::wait::eventually;
 use nix::sys::signal::Signal;
 
 use crate::cluster::faults::{addresses, serve};
-use crate::cluster::support::world::{NODES, Plane, product, reaches};
+use crate::cluster::support::kpctl::kpctl;
+use crate::cluster::support::world::{Plane, reaches};
 use crate::cluster::support::{World, with_world};
 
 /// The replicas of this test, and the marks of their connections to the API server.
@@ -25,12 +25,11 @@ const LEFT_WITHIN: Duration = Duration::from_secs(20);
 /// not go back to the older state of the first, until the first has caught up.
 pub(crate) fn an_agent_leaves_a_replica_that_is_cut_off_and_never_goes_back() -> Result<()> {
     with_world(|world| {
-        let kubeconfig = world.cluster.account_kubeconfig("kplane/kplane-controlplane")?;
         let mut planes = Vec::new();
         prepare(world, &REPLICAS.map(|(_, mark)| mark))?;
         for (replica, mark) in REPLICAS {
             let mark = format!("--own-mark={mark}");
-            planes.push(world.plane_with(replica, &kubeconfig, &[mark])?);
+            planes.push(world.replica(replica, &[mark])?);
         }
         world.restart_agent_among(NODE, &REPLICAS.map(|(replica, _)| replica))?;
         let to = serve(world.api(), "moving", 90, 2)?;
@@ -82,13 +81,11 @@ const PEERS: [(u16, u16, Option<&str>); 3] = [
 /// as programmed until it answers again.
 pub(crate) fn any_replica_answers_for_all_and_kpctl_waits_for_all() -> Result<()> {
     with_world(|world| {
-        let account = "kplane/kplane-controlplane";
-        let kubeconfig = world.cluster.account_kubeconfig(account)?;
         let places = PEERS.map(|(_, port, _)| format!("127.0.0.1:{port}"));
         let peers = format!("--peers={}", places.join(","));
         let mut planes = Vec::new();
         for (replica, _, _) in PEERS {
-            planes.push(world.plane_with(replica, &kubeconfig, std::slice::from_ref(&peers))?);
+            planes.push(world.replica(replica, std::slice::from_ref(&peers))?);
         }
         for (replica, _, node) in PEERS {
             if let Some(node) = node {
@@ -125,37 +122,8 @@ pub(crate) fn any_replica_answers_for_all_and_kpctl_waits_for_all() -> Result<()
         let (code, text, _) = waits(7566, "60s")?;
         ensure!(code == Some(0) && text.contains("2 of 2 nodes"), "{text}");
 
-        for (replica, (node, _)) in (0..).zip(NODES) {
-            world.restart_agent(node, replica)?;
-        }
-        world.settle()
+        world.give_back()
     })
-}
-
-/// Runs kpctl beside the control planes; returns its exit code, what it printed, and how long it took.
-pub(crate) fn kpctl(
-    world: &World,
-    port: u16,
-    args: &[&str],
-) -> Result<(Option<i32>, String, Duration)> {
-    kpctl_in(world.topology.host("control")?.ns(), port, args)
-}
-
-/// Runs kpctl in the namespace of the control planes, also on other threads.
-pub(crate) fn kpctl_in(
-    control: &NetNs,
-    port: u16,
-    args: &[&str],
-) -> Result<(Option<i32>, String, Duration)> {
-    let mut kpctl = Command::new(&product()?.kpctl);
-    kpctl.args(args).args(["-o", "wide", "--no-color"]);
-    kpctl.env("KPLANE_SERVER", format!("127.0.0.1:{port}"));
-    kpctl.stdin(Stdio::null());
-    let started = Instant::now();
-    let output = control.run(|| Ok(kpctl.output()?))?;
-    let text = [output.stdout, output.stderr].concat();
-    let text = String::from_utf8(text)?;
-    Ok((output.status.code(), text, started.elapsed()))
 }
 
 /// Returns which replica has the agent.
@@ -194,8 +162,5 @@ pub(crate) fn heal(world: &World) -> Result<()> {
 }
 
 fn nft(world: &World, line: &str) -> Result<()> {
-    let mut command = Command::new("nft");
-    command.arg(line);
-    world.topology.host("control")?.ns().output(command)?;
-    Ok(())
+    nft::nft(world.topology.host("control")?.ns(), line).map(drop)
 }

@@ -92,10 +92,9 @@ fn has_missed_nothing(stream: &Following, made: &[String]) -> Result<()> {
 pub(crate) fn the_authority_gets_a_successor_while_agents_work() -> Result<()> {
     with_world(|world| {
         let api = world.api();
-        let account = world.cluster.account_kubeconfig("kplane/kplane-controlplane")?;
         let trusted = world.cluster.folder().join("rotation");
         fs::create_dir_all(&trusted)?;
-        let start = |replica| SecurePlane::start_own(world, &account, replica, &trusted);
+        let start = |replica| SecurePlane::start_own(world, replica, &trusted);
         let token = pod_token(api, "kplane-nodeagent", "agent-1", "node-1", "kplane")?;
         let other = pod_token(api, "kplane-nodeagent", "agent-2", "node-2", "kplane")?;
         let greets = |plane: &SecurePlane, trusted: &Path| {

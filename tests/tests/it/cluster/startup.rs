@@ -1,21 +1,20 @@
 //! The start-up taint: it goes when a node's data path answers, and comes back when it does not.
 
 use std::net::IpAddr;
-use std::process::Command;
 
 use anyhow::{Context as _, Result, ensure};
 use kplane_model::Family;
+use kplane_tests::support::nft::nft;
 use kplane_tests::wait::eventually;
 use serde_json::{Value, json};
 
-use crate::cluster::replicas::kpctl;
+use crate::cluster::support::kpctl::kpctl;
 use crate::cluster::support::world::{DEADLINE, NODES};
 use crate::cluster::support::{World, with_world};
 
 /// The replica, and the port of its status API.
 const REPLICA: (u16, u16) = (13, 7596);
 const NODE: &str = "node-1";
-const ACCOUNT: &str = "kplane/kplane-controlplane";
 const TAINT: &str = "kplane.io/not-ready";
 /// A taint of somebody else.
 const OTHER: &str = "example.com/reserved";
@@ -23,8 +22,7 @@ const OTHER: &str = "example.com/reserved";
 pub(crate) fn the_startup_taint_follows_the_data_path() -> Result<()> {
     with_world(|world| {
         canary(world)?;
-        let kubeconfig = world.cluster.account_kubeconfig(ACCOUNT)?;
-        let plane = world.plane_with(REPLICA.0, &kubeconfig, &["--startup-taint".to_owned()])?;
+        let plane = world.replica(REPLICA.0, &["--startup-taint".to_owned()])?;
         taint(world, &[OTHER, TAINT])?;
         // Without a canary nobody knows about the data path, and without the right nobody may write.
         world.restart_agent_with(NODE, REPLICA.0, &["--canary-service=default/canary"])?;
@@ -39,19 +37,22 @@ pub(crate) fn the_startup_taint_follows_the_data_path() -> Result<()> {
         grant(world)?;
         tainted(world, &[OTHER])?;
 
-        nft(world, "add table ip broken")?;
+        nft(world.ns(NODE)?, "add table ip broken")?;
         nft(
-            world,
+            world.ns(NODE)?,
             "add chain ip broken out { type filter hook output priority 0; }",
         )?;
-        nft(world, "add rule ip broken out tcp dport 10256 drop")?;
+        nft(
+            world.ns(NODE)?,
+            "add rule ip broken out tcp dport 10256 drop",
+        )?;
         tainted(world, &[OTHER, TAINT])?;
         let (_, text, _) = kpctl(world, REPLICA.1, &["status"])?;
         ensure!(
             text.contains("data path does not work") && text.contains("default/canary"),
             "{text}"
         );
-        nft(world, "delete table ip broken")?;
+        nft(world.ns(NODE)?, "delete table ip broken")?;
         tainted(world, &[OTHER])?;
 
         drop(plane);
@@ -129,10 +130,4 @@ fn tainted(world: &World, keys: &[&str]) -> Result<()> {
         ensure!(found == keys, "{found:?}");
         Ok::<_, anyhow::Error>(())
     })
-}
-
-fn nft(world: &World, command: &str) -> Result<()> {
-    let mut nft = Command::new("nft");
-    nft.arg(command);
-    world.ns(NODE)?.output(nft).map(drop)
 }

@@ -6,7 +6,7 @@ use anyhow::{Result, ensure};
 use kplane_tests::wait::eventually;
 use serde_json::json;
 
-use crate::cluster::replicas::kpctl;
+use crate::cluster::support::kpctl::kpctl;
 use crate::cluster::support::with_world;
 use crate::cluster::support::world::{DEADLINE, World};
 

@@ -106,9 +106,9 @@ pub(crate) struct Stream<'a> {
 }
 
 impl SecurePlane {
-    /// Starts a control plane beside the world's own ones, as the ServiceAccount of `kubeconfig`, with certificates
+    /// Starts a control plane beside the world's own ones, with the account of control planes, and certificates
     /// from files.
-    pub(crate) fn start(world: &World, kubeconfig: &Path) -> Result<Self> {
+    pub(crate) fn start(world: &World) -> Result<Self> {
         let certs = world.cluster.folder().join("certs");
         make_certs(&certs)?;
         let file = |name: &str| certs.join(name).display().to_string();
@@ -120,7 +120,7 @@ impl SecurePlane {
             "--client-ca-file".to_owned(),
             file("ca.crt"),
         ];
-        let plane = Self::launch(world, kubeconfig, 0, &flags, (certs, "127.0.0.1"))?;
+        let plane = Self::launch(world, 0, &flags, (certs, "127.0.0.1"))?;
         let bob = plane.caller(Some("users/bob"), None)?;
         eventually(DEADLINE, "the control plane serves", || {
             let code = bob.call(Method::GetFleet)?;
@@ -131,12 +131,7 @@ impl SecurePlane {
     }
 
     /// Starts a control plane that makes its own certificates. Callers trust `ca.crt` in the folder `certs`.
-    pub(crate) fn start_own(
-        world: &World,
-        kubeconfig: &Path,
-        replica: u16,
-        certs: &Path,
-    ) -> Result<Self> {
+    pub(crate) fn start_own(world: &World, replica: u16, certs: &Path) -> Result<Self> {
         let flags = [
             "--certificates-in".to_owned(),
             "kplane".to_owned(),
@@ -146,12 +141,11 @@ impl SecurePlane {
             "--peers=127.0.0.1:7644,127.0.0.1:7654".to_owned(),
         ];
         let trusted = (certs.to_owned(), OWN_NAME);
-        Self::launch(world, kubeconfig, replica, &flags, trusted)
+        Self::launch(world, replica, &flags, trusted)
     }
 
     fn launch(
         world: &World,
-        kubeconfig: &Path,
         replica: u16,
         flags: &[String],
         (certs, name): (PathBuf, &'static str),
@@ -162,7 +156,7 @@ impl SecurePlane {
         let mut command = world.program(&product()?.control_plane, &log)?;
         let audit = world.cluster.folder().join("audit");
         command
-            .args(["--kubeconfig".as_ref(), kubeconfig.as_os_str()])
+            .args(["--kubeconfig".as_ref(), world.account.as_os_str()])
             .args(["--audit-log".as_ref(), audit.as_os_str()])
             .args(flags)
             .arg(format!("--agent-listen={}", at(7643)))

@@ -29,6 +29,7 @@ use nix::unistd::Pid;
 use serde_json::{Value, json};
 
 use super::audit::Audit;
+use super::kpctl::says;
 use super::oracle::{self, Tables};
 
 /// Controllers retry after seconds, control planes after more, and the machine may be busy.
@@ -39,6 +40,8 @@ pub(crate) const GRACE: Duration = Duration::from_secs(2);
 pub(crate) const NAMESPACE: &str = "default";
 /// Nodes that have an agent, and their zones.
 pub(crate) const NODES: [(&str, &str); 2] = [("node-1", "a"), ("node-2", "b")];
+/// Two further replicas, which ask each other: the port of the status API of each, and the node whose agent it has.
+pub(crate) const PAIR: [(u16, u16, &str); 2] = [(11, 7576, "node-1"), (12, 7586, "node-2")];
 /// All Pods, for agents.
 const CLUSTER_CIDR: &str = "--cluster-cidr=10.244.0.0/16,fd44::/32";
 /// The rights of control planes: these and no others.
@@ -69,6 +72,22 @@ pub(crate) fn product() -> Result<&'static Product> {
 
 /// Runs a test in the world, which is made first if there is none, and tidied up afterwards.
 pub(crate) fn with_world(test: impl FnOnce(&mut World) -> Result<()>) -> Result<()> {
+    within(|world| {
+        world.end_pair()?;
+        test(world)
+    })
+}
+
+/// Runs a test in the world with the replicas of [`PAIR`], which stay for the next such test.
+pub(crate) fn with_pair(test: impl FnOnce(&mut World) -> Result<()>) -> Result<()> {
+    within(|world| {
+        world.start_pair()?;
+        test(world)?;
+        world.rejoin_pair()
+    })
+}
+
+fn within(test: impl FnOnce(&mut World) -> Result<()>) -> Result<()> {
     let mut slot = WORLD.lock().unwrap_or_else(PoisonError::into_inner);
     let mut world = match slot.take() {
         Some(world) => world,
@@ -91,8 +110,12 @@ pub(crate) struct World {
     // Fields drop in order: processes before what they use.
     agents: BTreeMap<&'static str, Process>,
     pub(crate) planes: Vec<Plane>,
+    /// The replicas of [`PAIR`], if a test has needed them.
+    pub(crate) pair: Vec<Plane>,
     guards: Vec<Guard>,
     pub(crate) cluster: Cluster,
+    /// The credentials of control planes. They are written once: programs read them.
+    pub(crate) account: PathBuf,
     pub(crate) topology: Topology,
     /// What control planes asked of the API server.
     pub(crate) audit: Audit,
@@ -159,19 +182,21 @@ impl World {
             cluster.add_node(&spec, zone)?;
         }
         let logs = cluster.folder().join("logs");
+        grant(&cluster)?;
+        let account = cluster.account_kubeconfig(ACCOUNT)?;
         let mut world = Self {
             agents: BTreeMap::new(),
             planes: Vec::new(),
+            pair: Vec::new(),
             guards: vec![Guard::new(control.ns())?],
             cluster,
+            account,
             topology,
             audit,
             logs,
         };
-        grant(&world.cluster)?;
-        let kubeconfig = world.cluster.account_kubeconfig(ACCOUNT)?;
         for (replica, (node, _)) in (0_u16..).zip(NODES) {
-            let plane = world.plane(replica, &kubeconfig)?;
+            let plane = world.replica(replica, &[])?;
             world.planes.push(plane);
             let place = SocketAddr::new(address, agent_port(replica));
             world.start_agent(node, &format!("http://{place}"), &[])?;
@@ -224,6 +249,56 @@ impl World {
             process: self.guards[0].start(plane)?,
             status: Status::at(ns, status)?,
         })
+    }
+
+    /// Starts another replica with the credentials of control planes and further flags.
+    pub(crate) fn replica(&self, replica: u16, flags: &[String]) -> Result<Plane> {
+        self.plane_with(replica, &self.account, flags)
+    }
+
+    /// Starts a replica of [`PAIR`].
+    pub(crate) fn one_of_pair(&self, replica: u16) -> Result<Plane> {
+        let places = PAIR.map(|(_, port, _)| format!("127.0.0.1:{port}"));
+        let flags = [
+            format!("--peers={}", places.join(",")),
+            "--userspace-services=default".to_owned(),
+            // Servers are at addresses of nodes.
+            "--userspace-endpoints=any".to_owned(),
+        ];
+        self.replica(replica, &flags)
+    }
+
+    /// Gives the agents to the replicas of [`PAIR`], and waits until both know both.
+    fn start_pair(&mut self) -> Result<()> {
+        if self.pair.is_empty() {
+            let planes = PAIR.map(|(replica, ..)| self.one_of_pair(replica));
+            self.pair = planes.into_iter().collect::<Result<_>>()?;
+        }
+        self.agents.clear();
+        self.rejoin_pair()?;
+        for (_, port, _) in PAIR {
+            let nodes = ["status", "--check=nodes"];
+            says(self, port, &nodes, 0, &["2/2 in sync"])?;
+        }
+        Ok(())
+    }
+
+    /// Starts the agents that a test has ended.
+    fn rejoin_pair(&mut self) -> Result<()> {
+        for (replica, _, node) in PAIR {
+            if !self.agents.contains_key(node) {
+                self.restart_agent_with(node, replica, &["--userspace-endpoints=any"])?;
+            }
+        }
+        Ok(())
+    }
+
+    fn end_pair(&mut self) -> Result<()> {
+        if self.pair.is_empty() {
+            return Ok(());
+        }
+        self.pair.clear();
+        self.give_back()
     }
 
     /// Starts a node's agent anew, at any replica of the control plane.
