@@ -8,6 +8,7 @@ use kplane_model::Family;
 use kplane_rig::netns::NetNs;
 
 use super::nft;
+use super::programs::without_counters;
 use super::service::{At, Svc};
 
 /// kube-proxy in a mode that it had; what it left goes on serving.
@@ -56,11 +57,7 @@ impl Mode {
     /// Lists iptables, without what changes from one moment to the next.
     pub fn save(self, node: &NetNs, family: Family) -> Result<Vec<String>> {
         let command = Command::new(self.program(family, "save"));
-        let text = node.output(command)?;
-        let lines = text.lines().filter(|line| !line.starts_with('#'));
-        // Counters of packets stand at the end of a chain's line.
-        let line = |line: &str| line.split(" [").next().unwrap_or_default().to_owned();
-        Ok(lines.map(line).collect())
+        Ok(without_counters(&node.output(command)?))
     }
 
     fn program(self, family: Family, verb: &str) -> String {

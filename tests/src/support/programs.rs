@@ -45,12 +45,17 @@ pub fn run(node: &NetNs, family: Family, verb: &str, arguments: &str) -> Result<
 pub fn list(node: &NetNs) -> Result<Vec<String>> {
     let mut lines = Vec::new();
     for family in Family::ALL {
-        let text = run(node, family, "-save", "")?;
-        let all = text.lines().filter(|line| !line.starts_with('#'));
-        // Counters of packets stand at the end of a chain's line.
-        lines.extend(all.map(|line| line.split(" [").next().unwrap_or_default().to_owned()));
+        lines.extend(without_counters(&run(node, family, "-save", "")?));
     }
     Ok(lines)
+}
+
+/// The lines of a listing, without what changes from one moment to the next.
+pub(super) fn without_counters(text: &str) -> Vec<String> {
+    let lines = text.lines().filter(|line| !line.starts_with('#'));
+    // Counters of packets stand at the end of a chain's line.
+    let line = |line: &str| line.split(" [").next().unwrap_or_default().to_owned();
+    lines.map(line).collect()
 }
 
 /// A thread with programs and a `/run` of its own, which nobody else sees.

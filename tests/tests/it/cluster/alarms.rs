@@ -10,6 +10,7 @@ use anyhow::{Context as _, Result, anyhow};
 use kplane_tests::cluster::objects;
 use kplane_tests::netns::NetNs;
 use kplane_tests::process::Process;
+use kplane_tests::support::nft::nft;
 use serde_json::json;
 
 use crate::cluster::faults::{addresses, many_vanish, serve, slice};
@@ -87,10 +88,8 @@ pub(crate) fn alerts_about_agents_fire_and_end_with_their_faults() -> Result<()>
         let healthy = &alarms.healthy(world)?;
         let node = world.ns("node-1")?.clone();
         let meddle = || {
-            let mut nft = Command::new("nft");
-            nft.args(["delete", "table", "ip", "kplane"]);
             // The agent may not have repaired the last one yet.
-            let _ = node.output(nft);
+            let _ = nft(&node, "delete table ip kplane");
         };
         let changed = alarms.until(world, &[healthy], |firing| {
             meddle();

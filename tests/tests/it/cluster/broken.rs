@@ -2,11 +2,11 @@
 //! nodes, the control plane. Each is broken for real, and `kpctl` names the reason and what to do.
 
 use std::net::TcpListener;
-use std::process::Command;
 
 use anyhow::{Result, ensure};
 use kplane_model::Family;
 use kplane_tests::cluster::objects;
+use kplane_tests::support::nft::nft;
 use kplane_tests::wait::eventually;
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
@@ -162,38 +162,25 @@ pub(crate) fn describe_names_what_is_wrong_with_agents() -> Result<()> {
         world.settle()?;
 
         let ns = world.ns("node-1")?.clone();
-        let run = |program: &str, args: &[&str]| {
-            let done = ns.run(|| Ok(Command::new(program).args(args).status()?))?;
-            ensure!(done.success(), "{program} {args:?}: {done}");
-            Ok(())
-        };
-        run("nft", &["flush", "ruleset"])?;
+        nft(&ns, "flush ruleset")?;
         says(world, &node, &["repair"])?;
         world.settle()?;
 
-        for table in [["ip", "kube-proxy"], ["inet", "firewalld"]] {
-            run("nft", &[&["add", "table"][..], &table].concat())?;
-            run(
-                "nft",
-                &[&["add", "chain"][..], &table, &["filter"]].concat(),
-            )?;
+        for table in ["ip kube-proxy", "inet firewalld"] {
+            nft(&ns, &format!("add table {table}; add chain {table} filter"))?;
         }
         says(world, &node, &["Firewalld"])?;
-        run("nft", &["delete", "table", "inet", "firewalld"])?;
+        nft(&ns, "delete table inet firewalld")?;
         // At its next read-back, the agent removes what a kube-proxy has left that does not run.
         eventually(DEADLINE, "kube-proxy's table goes", || {
-            let tables = ns.output({
-                let mut nft = Command::new("nft");
-                nft.args(["list", "tables"]);
-                nft
-            })?;
+            let tables = nft(&ns, "list tables")?;
             ensure!(!tables.contains("kube-proxy"), "{tables}");
             anyhow::Ok(())
         })?;
 
-        run("sysctl", &["-qw", "net.ipv4.conf.all.rp_filter=1"])?;
+        ns.sysctl(&[("net.ipv4.conf.all.rp_filter", "1")])?;
         says(world, &node, &["ReversePathFilter"])?;
-        run("sysctl", &["-qw", "net.ipv4.conf.all.rp_filter=0"])?;
+        ns.sysctl(&[("net.ipv4.conf.all.rp_filter", "0")])?;
         world.restart_agent_with("node-1", 0, &["--cluster-cidr=10.9.0.0/16"])?;
         says(world, &node, &["PodRangeNotCovered", "10.244.1.0/24"])?;
 

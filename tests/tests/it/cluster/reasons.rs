@@ -1,10 +1,9 @@
 //! Services that are broken in the usual ways, at a real API server whose own controllers write the EndpointSlices:
 //! `kpctl describe service` names the cause and the fix.
 
-use std::process::Command;
-
 use anyhow::{Context as _, Result, ensure};
 use kplane_tests::cluster::{Api, objects};
+use kplane_tests::support::nft::nft;
 use kplane_tests::wait::eventually;
 use serde_json::{Value, json};
 
@@ -139,15 +138,10 @@ pub(crate) fn describe_names_what_stands_in_the_way_on_a_node() -> Result<()> {
         let api = world.api();
         api.apply(&objects::service("default", "r-node", json!({})))?;
         let ns = world.ns("node-1")?;
-        let run = |program: &str, args: &[&str]| {
-            let done = ns.run(|| Ok(Command::new(program).args(args).status()?))?;
-            ensure!(done.success(), "{program} {args:?}: {done}");
-            Ok(())
-        };
-        run("sysctl", &["-qw", "net.ipv4.ip_forward=0"])?;
+        ns.sysctl(&[("net.ipv4.ip_forward", "0")])?;
         let chain = "{ type filter hook forward priority 0; policy drop; }";
-        run("nft", &["add", "table", "inet", "strict"])?;
-        run("nft", &["add", "chain", "inet", "strict", "forward", chain])?;
+        let rules = "add table inet strict; add chain inet strict forward";
+        nft(ns, &format!("{rules} {chain}"))?;
         let expected = [
             "ForwardingOff",
             "sysctl -w net.ipv4.ip_forward=1",
@@ -169,8 +163,8 @@ pub(crate) fn describe_names_what_stands_in_the_way_on_a_node() -> Result<()> {
                 "{args:?}: {ended:?}: {text}"
             );
         }
-        run("sysctl", &["-qw", "net.ipv4.ip_forward=1"])?;
-        run("nft", &["delete", "table", "inet", "strict"])?;
+        ns.sysctl(&[("net.ipv4.ip_forward", "1")])?;
+        nft(ns, "delete table inet strict")?;
         eventually(DEADLINE, "nothing stands in the way", || {
             let (code, text, _) = describe()?;
             ensure!(code == Some(0) && !text.contains("Forward"), "{text}");

@@ -10,6 +10,7 @@ use kplane_tests::chart::root;
 use kplane_tests::link::Route;
 use kplane_tests::netns::NetNs;
 use kplane_tests::product::Product;
+use kplane_tests::support::nft::nft;
 
 const PAGE: &str = "docs/introduction.md";
 /// The heading above the commands.
@@ -52,11 +53,7 @@ pub(crate) fn the_first_minute_goes_as_the_page_says() -> Result<()> {
         printed.contains(ANSWER),
         "the Service did not answer:\n{printed}"
     );
-    let left = machine.output({
-        let mut rules = Command::new("nft");
-        rules.args(["list", "tables"]);
-        rules
-    })?;
+    let left = nft(&machine, "list tables")?;
     ensure!(left.trim().is_empty(), "rules are left: {left}");
     Ok(())
 }

@@ -9,7 +9,6 @@ use kplane_model::{Family, Protocol};
 use kplane_tests::client::{Probe, Session};
 use kplane_tests::load::{Load, Pace};
 use kplane_tests::privilege::need_tools;
-use kplane_tests::wait::eventually;
 use serde_json::{Value, json};
 
 use crate::conformance::api::Api;
@@ -209,13 +208,9 @@ impl Traffic {
     /// Waits until everybody has connected `more` times again; all connections still work.
     fn goes_on(&mut self, more: u64) -> Result<()> {
         for (name, load) in &self.loads {
-            let goal = load.report().ok() + more;
-            eventually(DEADLINE, name, || match load.report() {
-                report if report.lost() > 0 => Ok(Err(report.to_string())),
-                report if report.ok() >= goal => Ok(Ok(())),
-                report => Err(report.to_string()),
-            })?
-            .map_err(|report| anyhow::anyhow!("{name}: {report}"))?;
+            load.goes_on(more, DEADLINE).context(name.clone())?;
+            let report = load.report();
+            ensure!(report.lost() == 0, "{name}: {report}");
         }
         for (name, session) in &mut self.sessions {
             session.echo(DEADLINE).with_context(|| name.clone())?;
@@ -231,11 +226,8 @@ impl Traffic {
 
     fn none_lost(mut self) -> Result<()> {
         self.goes_on(1)?;
-        for (name, load) in self.loads {
-            let report = load.stop();
-            ensure!(report.lost() == 0, "{name}: {report}");
-        }
-        Ok(())
+        let mut loads = self.loads.into_iter();
+        loads.try_for_each(|(name, load)| load.unharmed().context(name))
     }
 }
 

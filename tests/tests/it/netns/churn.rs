@@ -9,7 +9,6 @@ use kplane_model::{Family, Protocol};
 use kplane_tests::client::{self, Probe, Session};
 use kplane_tests::load::{Load, Pace};
 use kplane_tests::vm;
-use kplane_tests::wait::eventually;
 
 use kplane_tests::support::under_test::UnderTest;
 use kplane_tests::support::{
@@ -58,22 +57,13 @@ impl Loads {
 
     /// Waits until every load has been answered `more` times again.
     pub(crate) fn progress(&self, more: u64) -> Result<()> {
-        for (name, load) in &self.0 {
-            let goal = load.report().ok() + more;
-            eventually(DEADLINE, name, || match load.report() {
-                report if report.ok() >= goal || report.lost() > 0 => Ok(()),
-                report => Err(report.to_string()),
-            })?;
-        }
-        Ok(())
+        let mut loads = self.0.iter();
+        loads.try_for_each(|(name, load)| load.goes_on(more, DEADLINE).context(name.clone()))
     }
 
     pub(crate) fn none_lost(self) -> Result<()> {
-        for (name, load) in self.0 {
-            let report = load.stop();
-            ensure!(report.lost() == 0 && report.ok() > 0, "{name}: {report}");
-        }
-        Ok(())
+        let mut loads = self.0.into_iter();
+        loads.try_for_each(|(name, load)| load.unharmed().context(name))
     }
 }
 

@@ -1,7 +1,6 @@
 //! A node that kube-proxy served comes to us: ours starts, what kube-proxy left goes, and nobody
 //! notices (I4).
 
-use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
@@ -13,6 +12,7 @@ use kplane_tests::netns::NetNs;
 use kplane_tests::privilege::need_tools;
 
 use crate::netns::churn::Loads;
+use kplane_tests::support::ipvs::run;
 use kplane_tests::support::kube_proxy::Mode;
 use kplane_tests::support::nft::nft;
 use kplane_tests::support::{At, Client, Seen, Setup, World, ask, tcp_service};
@@ -189,13 +189,6 @@ pub(crate) fn i4_chains_that_others_need_are_kept_and_named() -> Result<()> {
         remove_all(&node)?;
     }
     Ok(())
-}
-
-fn run(node: &NetNs, line: &str) -> Result<String> {
-    let mut words = line.split(' ');
-    let mut command = Command::new(words.next().context("a program")?);
-    command.args(words);
-    node.output(command)
 }
 
 /// D2, D3: the link stands for the dummy link that this kernel may not have.

@@ -9,7 +9,6 @@ use kplane_model::{Family, Protocol};
 use kplane_tests::client::Probe;
 use kplane_tests::load::{Load, Pace};
 use kplane_tests::privilege::{need_tools, require_tool};
-use kplane_tests::wait::eventually;
 
 use crate::netns::addresses::cluster_policies;
 use kplane_tests::support::nft::{load, need_loading, nft};
@@ -49,18 +48,6 @@ fn start_load(world: &World, at: At) -> Result<Load> {
     Load::start(client, Probe::tcp(to), pace)
 }
 
-fn progress(load: &Load) -> Result<()> {
-    let goal = load.report().ok() + 5;
-    eventually(DEADLINE, "answers", || match load.report() {
-        report if report.ok() >= goal || report.lost() > 0 => Ok(()),
-        report => Err(report.to_string()),
-    })
-}
-
-fn none_lost(load: Load) -> Result<()> {
-    few_lost(load, 0)
-}
-
 fn few_lost(load: Load, most: u64) -> Result<()> {
     let report = load.stop();
     ensure!(report.lost() <= most && report.ok() > 0, "{report}");
@@ -80,9 +67,9 @@ pub(crate) fn a_restart_adopts_everything_without_an_operation() -> Result<()> {
         ensure!(done.operations == 0, "{done:?}");
         first.ensure_equal()?;
         session.echo(DEADLINE)?;
-        progress(&load)?;
+        load.goes_on(5, DEADLINE)?;
     }
-    none_lost(load)?;
+    load.unharmed()?;
     // What was adopted can be changed and deleted.
     let first = world.first()?;
     first.update(&[svc(2).endpoints([ep("a")])])?;
@@ -107,7 +94,7 @@ pub(crate) fn a_restart_repairs_what_changed_meanwhile() -> Result<()> {
     first.restart()?;
     let done = first.replace(&services)?;
     ensure!(done.operations == 0, "{done:?}");
-    none_lost(load)?;
+    load.unharmed()?;
     cluster_policies().observe(&world.net)
 }
 
@@ -136,7 +123,7 @@ pub(crate) fn a_table_of_another_layout_is_replaced_under_load() -> Result<()> {
         let done = first.replace(&services)?;
         ensure!(done.operations > 0, "{change}: {done:?}");
         first.ensure_equal()?;
-        progress(&load)?;
+        load.goes_on(5, DEADLINE)?;
     }
     few_lost(load, REPLACEMENT_LOSS)?;
     cluster_policies().observe(&world.net)

@@ -91,10 +91,8 @@ pub(crate) fn i4_kplane_takes_kube_proxys_place_and_back_without_a_failed_connec
     progress(&loads, 5)?;
     process.terminate(PATIENCE)?;
 
-    for (name, load) in loads {
-        let report = load.stop();
-        ensure!(report.lost() == 0 && report.ok() > 0, "{name}: {report}");
-    }
+    let mut loads = loads.into_iter();
+    loads.try_for_each(|(name, load)| load.unharmed().context(name))?;
     node.clean_up()
 }
 
@@ -201,14 +199,8 @@ fn start(node: &Node) -> Result<Vec<(String, Load)>> {
 }
 
 fn progress(loads: &[(String, Load)], more: u64) -> Result<()> {
-    for (name, load) in loads {
-        let goal = load.report().ok() + more;
-        eventually(PATIENCE, name, || match load.report() {
-            report if report.ok() >= goal || report.lost() > 0 => Ok(()),
-            report => Err(report.to_string()),
-        })?;
-    }
-    Ok(())
+    let mut loads = loads.iter();
+    loads.try_for_each(|(name, load)| load.goes_on(more, PATIENCE).context(name.clone()))
 }
 
 fn open(node: &Node) -> Result<Session> {
