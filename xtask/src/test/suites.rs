@@ -69,8 +69,8 @@ const RIG: (&str, &str) = ("kplane-rig", "it");
 const SIMULATION: (&str, &str) = ("kp-nodeagent", "simulation");
 /// Has tests run in the virtual machine, as `kplane_tests::vm::IN_VM` says.
 const IN_VM: &str = "KPLANE_IN_VM";
-/// Has only a chosen part of the packet tests run on backends other than nftables, as
-/// `kplane_tests::support::under_test::CHOSEN` says.
+/// Has only a chosen part of the packet tests run on backends other than nftables, as the list
+/// `chosen` of `tests/src/support/under_test.txt` says.
 const CHOSEN: &str = "KPLANE_CHOSEN_TESTS";
 
 #[rustfmt::skip]

@@ -146,11 +146,11 @@ impl Stage {
     /// Plays a case: its policies come, the answers are right, the policies go.
     fn play(&mut self, case: &Case) -> Result<()> {
         let text = case.policies();
-        self.apply(&text).with_context(|| case.name)?;
+        self.apply(&text).with_context(|| case.name.clone())?;
         let failures = self.cluster.failures();
         ensure!(failures.is_empty(), "{}: {failures:?}", case.name);
-        self.check(case.name, case.lines)?;
-        self.delete(&text).with_context(|| case.name)
+        self.check(&case.name, &case.lines)?;
+        self.delete(&text).with_context(|| case.name.clone())
     }
 }
 
@@ -166,24 +166,63 @@ fn everything() -> Result<Vec<Value>> {
 }
 
 /// A case of the truth table.
+#[derive(Debug, Default)]
 struct Case {
-    name: &'static str,
+    /// With its line in `cases.txt`.
+    name: String,
     /// Policies for [`policy`].
-    policies: &'static [&'static str],
+    policies: Vec<&'static str>,
     /// What gets through: see [`Question::parse`].
-    lines: &'static str,
+    lines: String,
 }
 
 impl Case {
     fn policies(&self) -> String {
-        let policies = (0..).zip(self.policies);
+        let policies = (0..).zip(&self.policies);
         let policies = policies.map(|(at, text)| policy(&format!("p{at}"), text));
         policies.collect()
     }
 }
 
-/// Plays cases one after the other in one world.
-fn play(cases: &[Case]) -> Result<()> {
+/// The sections of `cases.txt` that are about NetworkPolicies alone.
+const NETWORK_POLICIES: [&str; 6] = [
+    "isolation",
+    "selectors",
+    "blocks",
+    "ports",
+    "nodes",
+    "services",
+];
+
+/// Returns the cases of some sections of `cases.txt`. Under `== NAME` stand policies, a line each, and behind `?` what gets
+/// through.
+fn cases(sections: &[&str]) -> Vec<Case> {
+    let (mut section, mut cases) = ("", Vec::<Case>::new());
+    let lines = include_str!("network_policies/cases.txt").lines();
+    let lines = (1..).zip(lines).filter(|(_, line)| !line.is_empty());
+    for (number, line) in lines {
+        let (mark, rest) = line.split_once(' ').unwrap_or((line, ""));
+        if mark == "#" {
+            section = rest.split(':').next().unwrap_or_default();
+        } else if sections.contains(&section) {
+            match (mark, cases.last_mut()) {
+                ("==", _) => cases.push(Case {
+                    name: format!("{rest} (cases.txt:{number})"),
+                    ..Case::default()
+                }),
+                ("?", Some(case)) => case.lines += &format!("{rest}\n"),
+                (_, Some(case)) => case.policies.push(line),
+                (_, None) => {}
+            }
+        }
+    }
+    cases
+}
+
+/// Plays the cases of a section one after the other in one world.
+fn play(section: &str) -> Result<()> {
+    let cases = cases(&[section]);
+    ensure!(!cases.is_empty(), "no section {section}");
     let mut stage = Stage::open()?;
     stage.check(
         "without policies",

@@ -20,16 +20,14 @@ use tokio::sync::mpsc;
 use tonic::Request;
 
 use super::readings::End;
-use super::table::{BLOCKS, ISOLATION, NODES, PORTS, SELECTORS, SERVICES};
-use super::tiers::CASES;
-use super::{Case, PODS, Question, everything, objects};
+use super::{Case, NETWORK_POLICIES, PODS, Question, cases, everything, objects};
 
 pub(crate) fn np14_why_tells_what_packets_meet() -> Result<()> {
     let runtime = Builder::new_current_thread().enable_all().build()?;
-    let tables = [ISOLATION, SELECTORS, BLOCKS, PORTS, NODES, SERVICES, CASES];
+    let sections = [&NETWORK_POLICIES[..], &["tiers"]].concat();
     let mut reported = 0;
-    for case in tables.into_iter().flatten() {
-        let questions = Question::all(case.lines)?;
+    for case in &cases(&sections) {
+        let questions = Question::all(&case.lines)?;
         let services = questions.iter().filter_map(|of| Some((of, service(of)?)));
         let services: Vec<_> = services.collect();
         if !services.is_empty() {

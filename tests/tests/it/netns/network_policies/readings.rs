@@ -9,8 +9,9 @@ use kplane_model::{Cidr, Family, Protocol};
 use kplane_tests::support::node_ip;
 use serde_json::{Map, Value};
 
-use super::table::{BLOCKS, ISOLATION, NODES, PORTS, SELECTORS, SERVICES};
-use super::{ADMIN, Case, PODS, Question, WEB, namespace_and_spec, pod_ips};
+use super::{
+    ADMIN, Case, NETWORK_POLICIES, PODS, Question, WEB, cases, namespace_and_spec, pod_ips,
+};
 
 macro_rules! readings {
     ($($reading:ident: $what:literal,)*) => {
@@ -489,14 +490,14 @@ fn wrong_lines(case: &Case, wrong: Option<Reading>) -> Result<Vec<String>> {
     let policies = case.policies.iter().map(|text| {
         let (namespace, spec) = namespace_and_spec(text);
         let spec = serde_saphyr::from_str(&format!("{{{spec}}}"));
-        Ok((namespace, spec.with_context(|| case.name)?))
+        Ok((namespace, spec.with_context(|| case.name.clone())?))
     });
     let judge = Judge {
         wrong,
         policies: policies.collect::<Result<_>>()?,
     };
     let mut lines = Vec::new();
-    for question in Question::all(case.lines)? {
+    for question in Question::all(&case.lines)? {
         if judge.allows(&judge.see(&question)?) != question.through {
             lines.push(format!("{} ({})", question.line, question.to));
         }
@@ -505,8 +506,7 @@ fn wrong_lines(case: &Case, wrong: Option<Reading>) -> Result<Vec<String>> {
 }
 
 pub(crate) fn each_wrong_reading_of_the_api_fails_a_case() -> Result<()> {
-    let tables = [ISOLATION, SELECTORS, BLOCKS, PORTS, NODES, SERVICES];
-    let cases: Vec<&Case> = tables.into_iter().flatten().collect();
+    let cases = cases(&NETWORK_POLICIES);
     for case in &cases {
         let wrong = wrong_lines(case, None)?;
         ensure!(wrong.is_empty(), "{}: the judge errs: {wrong:?}", case.name);
@@ -516,7 +516,7 @@ pub(crate) fn each_wrong_reading_of_the_api_fails_a_case() -> Result<()> {
         let mut caught = Vec::new();
         for case in &cases {
             if !wrong_lines(case, Some(*reading))?.is_empty() {
-                caught.push(case.name);
+                caught.push(&case.name);
             }
         }
         match caught.first() {

@@ -29,58 +29,15 @@ use kplane_tests::support::nft::nft;
 use serde_json::json;
 
 use super::changes::{CLIENTS, session};
-use super::{Case, PATIENCE, SILENCE, SOON, Stage, WEB, destination, play, pod, policy};
+use super::{PATIENCE, SILENCE, SOON, Stage, WEB, destination, play, pod, policy};
 
 /// A port at which no host listens.
 const NOBODY: u16 = 9;
 /// A port of the node that another program leads to a Pod.
 const HOST_PORT: u16 = 8443;
 
-const CASES: &[Case] = &[
-    Case {
-        name: "manifests without podSelector: all Pods of the namespace",
-        policies: &[
-            "in x: policyTypes: [Ingress]",
-            "in y: podSelector: null, ingress: null",
-            "in z: ",
-        ],
-        lines: "b>a no; a>here no; a>c/udp no; here>there no; outside>a no; node1>a",
-    },
-    Case {
-        name: "manifests with empty lists: without types they are about ingress, and restrict nothing",
-        policies: &[
-            "in x: podSelector: {}, policyTypes: [], ingress: [{from: [], ports: []}]",
-            "in y: podSelector: {}, policyTypes: [Ingress, Egress], ingress: [{}], egress: []",
-        ],
-        lines: "here>a no; there>a; a>there; outside>a; a>here; c>a no",
-    },
-    Case {
-        name: "antrea 574: rules for egress that mean no address isolate all the same",
-        policies: &[
-            "in x: podSelector: {}, policyTypes: [Egress], egress: [{to: [{namespaceSelector: {}}], ports: [{port: nothing}]}]",
-        ],
-        lines: "a>here no; a>b no; a>c:8081/udp no; here>a; b>svc2 no",
-    },
-    Case {
-        name: "manifests with the Internet without private ranges: the other family stays closed",
-        policies: &[
-            "in x: podSelector: {}, policyTypes: [Egress], egress: [{to: [{ipBlock: {cidr: 0.0.0.0/0, \
-             except: [10.244.2.0/24, 172.16.0.0/12, 192.168.0.0/16, 169.254.169.254/32]}}]}]",
-        ],
-        lines: "a>here/4; a>c/4 no; a>there/udp/4 no; a>here/6 no; a>b/6 no; a>svc2/4 no; here>a",
-    },
-    Case {
-        name: "network-policy-api, older shape of ports: a Deny that is not understood denies all ports",
-        policies: &[
-            "tier: Admin, priority: 10, subject: {namespaces: {matchLabels: {team: red}}}, \
-             ingress: [{action: Deny, from: [{namespaces: {}}], ports: [{portNumber: {protocol: TCP, port: 8080}}]}]",
-        ],
-        lines: "here>a no; here>a:8081 no; c>b/udp no; a>here",
-    },
-];
-
 pub(crate) fn np_reported_shapes_of_policies() -> Result<()> {
-    play(CASES)
+    play("reported")
 }
 
 /// Nodes that are lost, Pods that wait and Pods that end keep their isolation and their rights, and their connections.
