@@ -17,13 +17,14 @@ use kplane_desired_state::k8s::{Kind, Object, ObjectId};
 use kplane_desired_state::publish::{Cursor, Store};
 use kplane_desired_state::source::{Event, Located};
 use kplane_model::{Family, Issue, ServiceName};
+use kplane_rig::cluster::objects;
 use kplane_rig::netns::NetNs;
 use serde_json::{Value, json};
 use tokio::runtime::{Builder, Runtime};
 
 use super::service::{node_ip, node_name};
 use super::under_test::UnderTest;
-use super::world::{NODES, SERVICE_RANGES, Setup, World};
+use super::world::{NODES, SERVICE_RANGES, Setup, World, pod_cidrs};
 use crate::plane::{EPOCH, collect, engine, happen, recalling};
 
 /// How soon the kernels of all nodes must hold a change, on a busy machine.
@@ -283,18 +284,9 @@ pub fn node(number: u8) -> Value {
 
 /// A node's object in a zone.
 pub fn node_in(number: u8, zone: &str) -> Value {
-    let addresses = Family::ALL.map(
-        |family| json!({"type": "InternalIP", "address": node_ip(number, family).to_string()}),
-    );
-    json!({
-        "apiVersion": "v1", "kind": "Node",
-        "metadata": {
-            "name": node_name(number),
-            "labels": {"topology.kubernetes.io/zone": zone},
-        },
-        "spec": {"podCIDRs": [format!("10.244.{number}.0/24"), format!("fd44:0:0:{number:x}::/64")]},
-        "status": {"addresses": addresses},
-    })
+    let mut node = objects::node(&node_name(number), &pod_cidrs(number), zone);
+    node["status"] = objects::node_status(&Family::ALL.map(|family| node_ip(number, family)));
+    node
 }
 
 /// The ranges that ClusterIPs come from.

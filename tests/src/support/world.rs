@@ -300,15 +300,19 @@ pub fn facts(number: u8) -> Result<NodeFacts> {
         name: node_name(number).into(),
         zone: None,
         addresses: Family::ALL.map(|family| node_ip(number, family)).to_vec(),
-        pod_cidrs: cidrs(&[
-            &format!("10.244.{number}.0/24"),
-            &format!("fd44:0:0:{number:x}::/64"),
-        ])?,
+        pod_cidrs: pod_cidrs(number),
         service_cidrs: cidrs(&SERVICE_RANGES)?,
         eligible: true,
         known: true,
         other_nodes: false,
     })
+}
+
+/// The ranges of a node's pods.
+pub fn pod_cidrs(number: u8) -> Vec<Cidr> {
+    let ranges = pod_ips(number, 0).into_iter().zip([24, 64]);
+    let ranges = ranges.filter_map(|(ip, prefix_len)| Cidr::new(ip, prefix_len));
+    ranges.collect()
 }
 
 pub fn cidrs(texts: &[&str]) -> Result<Vec<Cidr>> {

@@ -1,12 +1,11 @@
 //! The start-up taint: it goes when a node's data path answers, and comes back when it does not.
 
-use std::net::IpAddr;
-
 use anyhow::{Context as _, Result, ensure};
 use kplane_model::Family;
+use kplane_tests::cluster::objects;
 use kplane_tests::support::nft::nft;
 use kplane_tests::wait::eventually;
-use serde_json::{Value, json};
+use serde_json::json;
 
 use crate::cluster::support::kpctl::kpctl;
 use crate::cluster::support::world::{DEADLINE, NODES};
@@ -64,32 +63,17 @@ pub(crate) fn the_startup_taint_follows_the_data_path() -> Result<()> {
 
 /// Makes a Service that leads to the agent of the same node.
 fn canary(world: &World) -> Result<()> {
-    let service = json!({
-        "apiVersion": "v1", "kind": "Service",
-        "metadata": { "namespace": "default", "name": "canary" },
-        "spec": {
-            "internalTrafficPolicy": "Local",
-            "ports": [{ "port": 80, "targetPort": 10256 }],
-        },
-    });
-    world.api().create(&service)?;
-    let endpoint = |node: &str| -> Result<Value> {
-        let ips = world.topology.node(node)?.ips();
-        let ip = ips.iter().find(|ip| Family::of(**ip) == Family::V4);
-        let ip: &IpAddr = ip.context("no IPv4 address")?;
-        Ok(json!({ "addresses": [ip], "nodeName": node, "conditions": { "ready": true } }))
+    let ports = json!([{ "port": 80, "targetPort": 10256 }]);
+    let spec = json!({ "internalTrafficPolicy": "Local", "ports": ports });
+    world.api().create(&objects::service("default", "canary", spec))?;
+    let endpoint = |(node, _)| {
+        let ip = world.topology.node(node)?.ip(Family::V4)?;
+        Ok(objects::endpoint(ip, node))
     };
-    let endpoints = NODES.map(|(node, _)| endpoint(node)).into_iter();
-    let slice = json!({
-        "apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice",
-        "metadata": {
-            "namespace": "default", "name": "canary-own",
-            "labels": { "kubernetes.io/service-name": "canary" },
-        },
-        "addressType": "IPv4",
-        "endpoints": endpoints.collect::<Result<Vec<_>>>()?,
-        "ports": [{ "name": "", "port": 10256, "protocol": "TCP" }],
-    });
+    let endpoints = NODES.into_iter().map(endpoint);
+    let endpoints = endpoints.collect::<Result<Vec<_>>>()?;
+    let mut slice = objects::slice("default", "canary-own", "canary", endpoints);
+    slice["ports"] = json!([{ "name": "", "port": 10256, "protocol": "TCP" }]);
     world.api().create(&slice).map(drop)
 }
 
