@@ -14,7 +14,7 @@ use kplane_tests::product::Product;
 use serde_json::{Value, json};
 
 use super::super::chart;
-use super::cases::{CASES, HEALTHY, Series};
+use super::cases::{Series, cases};
 use super::exported::Exported;
 use super::{alerts_file, rules};
 
@@ -112,9 +112,14 @@ fn series((name, values): &Series) -> Value {
 }
 
 /// Returns a test of promtool: with these differences from a healthy cluster, these alerts fire and no others.
-fn scenario(name: &str, differ: &[Series], minute: u32, firing: &[&str]) -> Value {
+fn scenario(
+    name: &str,
+    healthy: &[Series],
+    (differ, minute): (&[Series], u32),
+    firing: &[&str],
+) -> Value {
     let same = |one: &&Series| differ.iter().all(|other| other.0 != one.0);
-    let input = HEALTHY.iter().filter(same).chain(differ).map(series);
+    let input = healthy.iter().filter(same).chain(differ).map(series);
     let expected = firing
         .iter()
         .map(|alert| json!({ "labels": format!("{{alertname=\"{alert}\"}}"), "value": 1 }));
@@ -149,19 +154,21 @@ pub(in crate::chart) fn every_alert_fires_alone_and_only_when_it_must() -> Resul
     let rules = rules()?;
     let alerts: Vec<&str> = rules.iter().map(|rule| &*rule.alert).collect();
     let alerts: Vec<&str> = alerts.into_iter().filter(|alert| !alert.is_empty()).collect();
-    let tested: Vec<&str> = CASES.iter().map(|case| case.alert).collect();
+    let (healthy, cases) = cases()?;
+    let tested: Vec<&str> = cases.iter().map(|case| case.alert).collect();
     ensure!(tested == alerts, "{tested:?} of {alerts:?}");
-    let mut tests = vec![scenario("healthy", &[], 1_900, &[])];
-    for case in CASES {
+    let test_of = |name: &str, (differ, minute): &(Vec<Series>, u32), firing: &[&str]| {
+        scenario(name, &healthy, (differ, *minute), firing)
+    };
+    let mut tests = vec![test_of("healthy", &(vec![], 1_900), &[])];
+    for case in &cases {
         let name = case.alert;
-        let (differ, minute) = case.fires;
-        tests.push(scenario(&format!("{name} fires"), differ, minute, &[name]));
-        let (differ, minute) = case.quiet;
-        tests.push(scenario(&format!("{name} is quiet"), differ, minute, &[]));
+        tests.push(test_of(&format!("{name} fires"), &case.fires, &[name]));
+        tests.push(test_of(&format!("{name} is quiet"), &case.quiet, &[]));
     }
     test(&promtool, &tests)?;
     // The tests can fail.
-    let wrong = scenario("wrong", &[], 30, &["KplaneAgentLost"]);
+    let wrong = test_of("wrong", &(vec![], 30), &["KplaneAgentLost"]);
     ensure!(test(&promtool, &[wrong]).is_err(), "a wrong test succeeds");
     Ok(())
 }
@@ -169,8 +176,9 @@ pub(in crate::chart) fn every_alert_fires_alone_and_only_when_it_must() -> Resul
 /// Every series of a healthy cluster is one that the programs export, or the tests prove nothing.
 pub(in crate::chart) fn the_cases_have_series_that_exist() -> Result<()> {
     let exported = Exported::get()?;
-    let differ = CASES.iter().flat_map(|case| case.fires.0);
-    for (name, _) in HEALTHY.iter().chain(differ) {
+    let (healthy, cases) = cases()?;
+    let differ = cases.iter().flat_map(|case| &case.fires.0);
+    for (name, _) in healthy.iter().chain(differ) {
         let name = name.split('@').next().unwrap_or_default();
         // Values of free labels are examples.
         let names_only = ["version", "source", "backend", "verb", "reason", "le"];
