@@ -44,6 +44,7 @@ mod shared;
 mod spread;
 mod strangers;
 mod talked;
+mod tampering;
 mod told;
 mod transparent;
 mod unserved;

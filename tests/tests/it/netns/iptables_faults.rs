@@ -12,6 +12,7 @@ use kplane_tests::wait::eventually;
 
 use crate::netns::addresses::on_both_nodes;
 use crate::netns::churn::Loads;
+use crate::netns::tampering::{Tampering, only, tamperings};
 use kplane_tests::support::cluster::Cluster;
 use kplane_tests::support::nft::nft;
 use kplane_tests::support::objects::{load_balancer, with_pods};
@@ -21,50 +22,6 @@ use kplane_tests::support::{At, Client, Seen, Setup, World, answers, ask, ep, hi
 
 /// Beyond any scheduling delay of a busy machine.
 const DEADLINE: Duration = Duration::from_secs(20);
-
-/// What others may do to our rules: what is wrong afterwards, the family, and the arguments.
-const TAMPERINGS: [(&str, Family, &str); 12] = [
-    ("filter is empty", Family::V4, "-F"),
-    ("nat is empty", Family::V6, "-t nat -F"),
-    (
-        "the list of Services is empty",
-        Family::V4,
-        "-t nat -F KUBE-SERVICES",
-    ),
-    (
-        "the canary is gone",
-        Family::V6,
-        "-t mangle -X KUBE-PROXY-CANARY",
-    ),
-    (
-        "a chain of a Service is empty",
-        Family::V4,
-        "-t nat -F @SVC",
-    ),
-    ("a rule is gone", Family::V6, "-t nat -D KUBE-POSTROUTING 1"),
-    (
-        "a rule is new",
-        Family::V4,
-        "-t nat -I KUBE-SERVICES -j RETURN",
-    ),
-    (
-        "a rule is new at the end",
-        Family::V6,
-        "-A KUBE-FORWARD -j DROP",
-    ),
-    ("a jump is gone", Family::V4, "-t nat -D PREROUTING 1"),
-    ("another jump is gone", Family::V6, "-D FORWARD 1"),
-    (
-        "a chain is new",
-        Family::V4,
-        "-t nat -N KUBE-SEP-AAAAAAAAAAAAAAAA",
-    ),
-    (
-        "a mark is another",
-        Family::V6,
-        "-t nat -R KUBE-MARK-MASQ 1 -j MARK --set-xmark 0x1/0x1",
-    ),
-];
 
 /// A chain of a Service's, if there is one.
 fn chain(world: &World, family: Family) -> Result<String> {
@@ -80,8 +37,13 @@ pub(crate) fn what_others_do_to_our_rules_is_found_and_repaired() -> Result<()> 
     let mut world = World::serving(Setup::PodRanges, &services)?;
     let node = world.node(1)?.clone();
     let before = list(&node)?;
-    for (what, family, arguments) in TAMPERINGS {
-        let arguments = arguments.replace("@SVC", &chain(&world, family)?);
+    for Tampering {
+        what,
+        family,
+        commands,
+    } in tamperings("iptables")?
+    {
+        let arguments = commands[0].replace("@SVC", &chain(&world, family)?);
         world.first()?.ensure_equal().context(what)?;
         run(&node, family, "", &arguments).context(what)?;
         let first = world.first()?;
@@ -91,8 +53,7 @@ pub(crate) fn what_others_do_to_our_rules_is_found_and_repaired() -> Result<()> 
         first.replace(&services).context(what)?;
         first.ensure_equal().context(what)?;
         repaired(&world).context(what)?;
-        let after = list(&node)?;
-        let lacking: Vec<_> = before.iter().filter(|line| !after.contains(line)).collect();
+        let lacking = only(&before, &list(&node)?);
         ensure!(lacking.is_empty(), "{what}: {lacking:#?}");
     }
     Ok(())

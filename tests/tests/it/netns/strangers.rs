@@ -18,6 +18,7 @@ use kplane_tests::wait::eventually;
 
 use crate::netns::addresses::{cases, cluster_policies, on_both_nodes};
 use crate::netns::combined::cluster;
+use crate::netns::tampering::{Tampering, tamperings};
 use kplane_tests::support::cluster::Cluster;
 use kplane_tests::support::nft::{nft, run};
 use kplane_tests::support::objects::{load_balancer, with_pods};
@@ -167,49 +168,14 @@ pub(crate) fn foreign_commits_between_ours_are_no_drift() -> Result<()> {
     cluster_policies().observe(&world.net)
 }
 
-/// What others may do to our table: what is wrong afterwards, and the command.
-const TAMPERINGS: [(&str, &str); 14] = [
-    ("everything is gone", "flush ruleset"),
-    ("the table is gone", "delete table ip kplane"),
-    ("the other table is gone", "delete table ip6 kplane"),
-    ("a chain is empty", "flush chain ip kplane postrouting"),
-    (
-        "a chain is gone",
-        "flush chain ip6 kplane postrouting\ndelete chain ip6 kplane postrouting",
-    ),
-    ("a rule is new", "insert rule ip kplane services return"),
-    (
-        "a rule is new at the end",
-        "add rule ip6 kplane forward drop",
-    ),
-    ("a chain is new", "add chain ip kplane foreign"),
-    (
-        "a set is new",
-        "add set ip kplane foreign { type ipv4_addr; }",
-    ),
-    (
-        "a policy is another",
-        "chain ip kplane forward { policy drop; }",
-    ),
-    ("the table sleeps", "add table ip kplane { flags dormant; }"),
-    (
-        "an element is gone",
-        "delete element ip kplane services { 10.96.0.1 . tcp . 80 }",
-    ),
-    (
-        "an element is new",
-        "add element ip6 kplane cluster-ips { fd96::77 }",
-    ),
-    ("a map is empty", "flush map ip6 kplane service-endpoints"),
-];
-
 /// Once as the kernel tells of it, and once when everything is read back.
 pub(crate) fn what_others_do_to_our_table_is_found_and_repaired() -> Result<()> {
     need_tools(&["nft"])?;
     let services = [on_both_nodes()];
     let mut world = World::serving(Setup::PodRanges, &services)?;
     let node = world.node(1)?.clone();
-    for (what, command) in TAMPERINGS {
+    for Tampering { what, commands, .. } in tamperings("nftables")? {
+        let command = &*commands.join("\n");
         for reported in [true, false] {
             nft(&node, command).context(what)?;
             let first = world.first()?;
@@ -246,7 +212,8 @@ pub(crate) fn an_engine_at_rest_puts_right_what_others_do() -> Result<()> {
         let families = &cluster.reports()[0].families;
         families.iter().map(|family| family.repairs.count).sum()
     };
-    for (what, command) in TAMPERINGS {
+    for Tampering { what, commands, .. } in tamperings("nftables")? {
+        let command = &*commands.join("\n");
         eventually(DEADLINE, "at rest", || {
             let report = &cluster.reports()[0];
             let rest = report.verified.is_some() && report.applied == report.held;
@@ -305,7 +272,8 @@ pub(crate) fn a_change_onto_a_tampered_table_repairs_it_first() -> Result<()> {
     let services = [on_both_nodes(), svc(2).endpoints([ep("b")])];
     let mut world = World::serving(Setup::PodRanges, &services)?;
     let node = world.node(1)?.clone();
-    for (what, command) in TAMPERINGS {
+    for Tampering { what, commands, .. } in tamperings("nftables")? {
+        let command = &*commands.join("\n");
         nft(&node, command).context(what)?;
         let first = world.first()?;
         let done = first.update(&[svc(2).endpoints([ep("c")])]).context(what)?;

@@ -13,6 +13,7 @@ use kplane_tests::vm;
 use kplane_tests::wait::eventually;
 
 use crate::netns::churn::Loads;
+use crate::netns::tampering::{Tampering, only, tamperings};
 use kplane_tests::support::cluster::Cluster;
 use kplane_tests::support::ipvs::{everything, run, servers};
 use kplane_tests::support::objects::{load_balancer, with_pods};
@@ -20,55 +21,6 @@ use kplane_tests::support::{At, Client, Seen, Setup, Svc, World, ask, ep, hit, s
 
 /// Beyond any scheduling delay of a busy machine.
 const DEADLINE: Duration = Duration::from_secs(30);
-
-/// What others may do: the family in which it is seen, and the commands.
-const TAMPERINGS: [(Family, &[&str]); 18] = [
-    (Family::V4, &["ipvsadm -C"]),
-    (Family::V6, &["ipvsadm -C"]),
-    (Family::V4, &["ipvsadm -D -t 10.96.0.1:80"]),
-    (Family::V4, &["ipvsadm -E -t 10.96.0.1:80 -s wlc"]),
-    (Family::V6, &["ipvsadm -E -t [fd96::1]:80 -s rr -p 60"]),
-    (
-        Family::V4,
-        &["ipvsadm -d -t 10.96.0.1:80 -r 10.244.1.1:8080"],
-    ),
-    (
-        Family::V4,
-        &["ipvsadm -e -t 10.96.0.1:80 -r 10.244.1.1:8080 -m -w 9"],
-    ),
-    (
-        Family::V4,
-        &["ipvsadm -e -t 10.96.0.1:80 -r 10.244.1.1:8080 -m -w 0"],
-    ),
-    (
-        Family::V4,
-        &["ipvsadm -a -t 10.96.0.1:80 -r 10.244.1.9:8080 -m -w 1"],
-    ),
-    (Family::V4, &["ipset flush KUBE-CLUSTER-IP"]),
-    (Family::V6, &["ipset flush"]),
-    (Family::V4, &["ipset add KUBE-NODE-PORT-TCP 31999"]),
-    (
-        Family::V4,
-        &["busybox ip addr del 10.96.0.1/32 dev kube-ipvs0"],
-    ),
-    (
-        Family::V6,
-        &["busybox ip addr del fd96::1/128 dev kube-ipvs0"],
-    ),
-    (Family::V4, &["busybox ip link del kube-ipvs0"]),
-    (Family::V4, &["iptables-nft -t nat -F KUBE-SERVICES"]),
-    (Family::V6, &["ip6tables-nft -t nat -F"]),
-    (
-        Family::V4,
-        &[
-            "iptables-nft -F",
-            "iptables-nft -t nat -F",
-            "iptables-nft -t nat -X KUBE-LOAD-BALANCER",
-            "ipset destroy KUBE-LOAD-BALANCER-FW",
-            "ipset destroy KUBE-CLUSTER-IP",
-        ],
-    ),
-];
 
 fn service() -> Svc {
     tcp_service().everywhere()
@@ -84,7 +36,10 @@ pub(crate) fn what_others_do_is_found_and_repaired() -> Result<()> {
         .ensure_equal()
         .with_context(|| format!("{:#?}", servers(&node)))?;
     let before = everything(&node)?;
-    for (family, commands) in TAMPERINGS {
+    for Tampering {
+        family, commands, ..
+    } in tamperings("ipvs")?
+    {
         let what = commands.join("; ");
         for command in commands {
             run(&node, command).with_context(|| what.clone())?;
@@ -102,8 +57,7 @@ pub(crate) fn what_others_do_is_found_and_repaired() -> Result<()> {
         ensure!(done.failures.is_empty(), "{what}: {done:?}");
         first.ensure_equal().with_context(|| what.clone())?;
         let after = everything(&node)?;
-        let lacking: Vec<_> = before.iter().filter(|line| !after.contains(line)).collect();
-        let new: Vec<_> = after.iter().filter(|line| !before.contains(line)).collect();
+        let (lacking, new) = (only(&before, &after), only(&after, &before));
         ensure!(
             lacking.is_empty() && new.is_empty(),
             "{what}: lacks {lacking:#?}, has {new:#?}"

@@ -79,7 +79,7 @@ pub(crate) fn np19_a_new_range_is_closed_at_once() -> Result<()> {
     let nobody = "in z: podSelector: {matchLabels: {app: nobody}}";
     stage.apply(&policy("other", nobody))?;
     let (here, mut moved) = (node(1), node(1));
-    moved["spec"]["podCIDRs"] = json!(["10.99.0.0/24", "fd99::/64"]);
+    moved["spec"] = json!({"podCIDRs": ["10.99.0.0/24", "fd99::/64"]});
     for (node, lines) in [
         (&moved, "a>b; here>b/udp"),
         (&here, "a>b no; here>b/udp no"),
