@@ -19,6 +19,7 @@ pub mod nft;
 pub mod objects;
 pub mod play;
 pub mod programs;
+pub mod proxy;
 mod scenario;
 mod service;
 pub mod under_test;

@@ -39,140 +39,40 @@ enum Kind {
     Text(&'static str),
 }
 
-const fn setting(
-    path: &'static str,
-    flag: &'static str,
-    kind: Kind,
-    other: &'static str,
-) -> Setting {
-    Setting {
-        path,
-        flag,
-        kind,
-        other,
-    }
+/// Returns the lines of a section of `settings.txt`.
+fn section(name: &str) -> impl Iterator<Item = &'static str> {
+    let lines = include_str!("settings.txt").lines();
+    let lines = lines.skip_while(move |line| *line != name).skip(1);
+    let lines = lines.take_while(|line| !line.starts_with('['));
+    lines.filter(|line| !line.is_empty() && !line.starts_with('#'))
 }
 
-/// All values that become a flag of their own.
-const SETTINGS: [Setting; 17] = [
-    setting("deadNode.mode", "dead-node", Kind::Word, "act"),
-    setting(
-        "controlPlane.ports.agents",
-        "agent-listen",
-        Kind::Port,
-        "17443",
-    ),
-    setting(
-        "controlPlane.ports.status",
-        "status-listen",
-        Kind::Port,
-        "17444",
-    ),
-    setting(
-        "controlPlane.ports.http",
-        "http-listen",
-        Kind::Port,
-        "17445",
-    ),
-    setting(
-        "controlPlane.allowExternalIPs",
-        "allow-external-ips",
-        Kind::Text("yes"),
-        "false",
-    ),
-    setting(
-        "controlPlane.externalIPCIDRs",
-        "external-ip-cidr",
-        Kind::Text("x"),
-        "{192.0.2.0/24}",
-    ),
-    setting(
-        "controlPlane.reservedPorts",
-        "reserved-ports",
-        Kind::Text("x"),
-        "{22}",
-    ),
-    setting(
-        "controlPlane.cliffGuard.deletions",
-        "cliff-guard",
-        Kind::Word,
-        "all",
-    ),
-    setting(
-        "controlPlane.cliffGuard.share",
-        "cliff-guard-share",
-        Kind::Number,
-        "40",
-    ),
-    setting(
-        "controlPlane.cliffGuard.minimum",
-        "cliff-guard-minimum",
-        Kind::Number,
-        "20",
-    ),
-    setting("controlPlane.events", "events", Kind::Truth, "false"),
-    setting("controlPlane.drain", "drain", Kind::Number, "7"),
-    setting("controlPlane.logFormat", "log-format", Kind::Word, "json"),
-    setting("agent.backend", "backend", Kind::Word, "ipvs"),
-    setting(
-        "agent.clusterCIDR",
-        "cluster-cidr",
-        Kind::Text("x"),
-        "10.0.0.0/8",
-    ),
-    setting(
-        "agent.healthzPort",
-        "healthz-bind-address",
-        Kind::Port,
-        "11256",
-    ),
-    setting(
-        "agent.metricsBindAddress",
-        "metrics-bind-address",
-        Kind::Text("x:1"),
-        "0.0.0.0:10249",
-    ),
-];
-
-/// Values that concern objects of Kubernetes, or several flags.
-const OTHERS: [&str; 36] = [
-    "agent.affinity",
-    "agent.cacheDir",
-    "agent.drain",
-    "agent.extraArgs",
-    "agent.flows",
-    "agent.image.digest",
-    "agent.image.repository",
-    "agent.kubeProxyConfig.copyFrom.key",
-    "agent.kubeProxyConfig.copyFrom.name",
-    "agent.kubeProxyConfig.copyFrom.namespace",
-    "agent.kubeProxyConfig.existingConfigMap",
-    "agent.kubeProxyConfig.inline",
-    "agent.logLevel",
-    "agent.maxUnavailable",
-    "agent.nodeSelector",
-    "agent.podAnnotations",
-    "agent.priorityClassName",
-    "agent.resources",
-    "agent.tolerations",
-    "agent.variant",
-    "controlPlane.addresses",
-    "controlPlane.affinity",
-    "controlPlane.extraArgs",
-    "controlPlane.hostNetwork",
-    "controlPlane.image.digest",
-    "controlPlane.image.repository",
-    "controlPlane.listenAddress",
-    "controlPlane.logLevel",
-    "controlPlane.nodeSelector",
-    "controlPlane.podAnnotations",
-    "controlPlane.podDisruptionBudget.enabled",
-    "controlPlane.priorityClassName",
-    "controlPlane.replicas",
-    "controlPlane.resources",
-    "controlPlane.tolerations",
-    "controlPlane.topologyKeys",
-];
+/// Returns all values that become a flag of their own.
+fn settings() -> Result<Vec<Setting>> {
+    let read = |line: &'static str| {
+        let words: Vec<&str> = line.split(' ').collect();
+        let [path, flag, kind, other] = words[..] else {
+            bail!("{line}: not four words");
+        };
+        let kind = match kind.split_once(':').unwrap_or((kind, "")) {
+            ("word", _) => Kind::Word,
+            ("number", _) => Kind::Number,
+            ("port", _) => Kind::Port,
+            ("truth", _) => Kind::Truth,
+            ("text", wrong) => Kind::Text(wrong),
+            _ => bail!("{line}: what is {kind}?"),
+        };
+        Ok(Setting {
+            path,
+            flag,
+            kind,
+            other,
+        })
+    };
+    let settings: Vec<Setting> = section("[settings]").map(read).collect::<Result<_>>()?;
+    ensure!(!settings.is_empty(), "no settings");
+    Ok(settings)
+}
 
 fn schema() -> Result<Value> {
     let text = fs::read_to_string(folder().join("values.schema.json"))?;
@@ -313,7 +213,9 @@ pub(in crate::chart) fn every_value_of_a_program_is_compared_with_its_flag() -> 
     for name in ["agent", "controlPlane", "deadNode"] {
         leaves(&schema["properties"][name], name, &mut all);
     }
-    let listed = SETTINGS.iter().map(|setting| setting.path).chain(OTHERS);
+    let settings = settings()?;
+    let listed = settings.iter().map(|setting| setting.path);
+    let listed = listed.chain(section("[others]"));
     let listed: BTreeSet<String> = listed.map(str::to_owned).collect();
     let differ: Vec<_> = all.symmetric_difference(&listed).collect();
     ensure!(differ.is_empty(), "in one place only: {differ:?}");
@@ -325,7 +227,7 @@ pub(in crate::chart) fn values_have_the_range_and_the_default_of_their_flags() -
     let schema = schema()?;
     let values = fs::read_to_string(folder().join("values.yaml"))?;
     let values: Value = serde_saphyr::from_str(&values)?;
-    for setting in &SETTINGS {
+    for setting in &settings()? {
         let at = || format!("{} and --{}", setting.path, setting.flag);
         setting.check_range(&product, &schema).with_context(at)?;
         setting.check_default(&product, &values).with_context(at)?;
@@ -337,7 +239,7 @@ pub(in crate::chart) fn each_value_becomes_its_flag() -> Result<()> {
     let chart = chart()?;
     for Setting {
         path, flag, other, ..
-    } in &SETTINGS
+    } in settings()?
     {
         let objects = chart.objects(&[&format!("{path}={other}")])?;
         let value = other.trim_matches(['{', '}']);

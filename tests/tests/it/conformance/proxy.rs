@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::Stdio;
 use std::sync::OnceLock;
 
 use anyhow::{Context as _, Result};
@@ -15,25 +15,8 @@ use serde_json::{Value, json};
 
 use crate::conformance::api::{Api, log};
 use kplane_tests::support::Setup;
+use kplane_tests::support::proxy::{Proxy, configuration};
 use kplane_tests::support::under_test::UnderTest;
-
-/// Who programs the nodes of a world.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Proxy {
-    KubeProxy,
-    Kplane,
-}
-
-impl Proxy {
-    pub(crate) const BOTH: [Self; 2] = [Self::KubeProxy, Self::Kplane];
-
-    pub(crate) fn name(self) -> &'static str {
-        match self {
-            Self::KubeProxy => "kube-proxy",
-            Self::Kplane => "kplane",
-        }
-    }
-}
 
 /// How both program the kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -91,38 +74,30 @@ pub(crate) fn node_agent() -> Result<&'static Path> {
     Ok(&product.node_agent)
 }
 
-impl Proxy {
-    /// Starts one of them on a node; its log beside it.
-    pub(crate) fn start(
-        self,
-        api: &Api,
-        (ns, node): (&NetNs, &str),
-        configuration: &Configuration,
-    ) -> Result<(Process, PathBuf)> {
-        let cluster = api.cluster();
-        let name = format!("{}-{node}-{}", self.name(), configuration.name());
-        let config = cluster.folder().join(format!("{name}.json"));
-        let text = configuration.file(&cluster.kubeconfig());
-        fs::write(&config, text.to_string())?;
-        let mut command = match self {
-            Self::KubeProxy => cluster.programs().command("kube-proxy"),
-            Self::Kplane => {
-                let mut agent = Command::new(node_agent()?);
-                agent.arg("--standalone").args(["--status-bind-address", "", "--cache-dir", ""]);
-                agent.arg("--kubeconfig").arg(cluster.kubeconfig());
-                if configuration.compat {
-                    agent.args(["--iptables-layout", "compat"]);
-                }
-                agent
-            }
-        };
-        command.arg("--config").arg(&config);
-        command.args(["--hostname-override", node]);
-        let (path, file) = log(cluster.folder(), &name)?;
-        command.stdout(file.try_clone()?).stderr(file);
-        command.stdin(Stdio::null());
-        Ok((ns.command(command)?, path))
+/// Starts one of them on a node; its log beside it.
+pub(crate) fn start(
+    proxy: Proxy,
+    api: &Api,
+    (ns, node): (&NetNs, &str),
+    configuration: &Configuration,
+) -> Result<(Process, PathBuf)> {
+    let cluster = api.cluster();
+    let name = format!("{}-{node}-{}", proxy.name(), configuration.name());
+    let config = cluster.folder().join(format!("{name}.json"));
+    let text = configuration.file(&cluster.kubeconfig());
+    fs::write(&config, text.to_string())?;
+    let program = match proxy {
+        Proxy::KubeProxy => cluster.programs().bin().join("kube-proxy"),
+        Proxy::Kplane => node_agent()?.to_owned(),
+    };
+    let mut command = proxy.command(&program, &cluster.kubeconfig(), &config, node);
+    if configuration.compat && proxy == Proxy::Kplane {
+        command.args(["--iptables-layout", "compat"]);
     }
+    let (path, file) = log(cluster.folder(), &name)?;
+    command.stdout(file.try_clone()?).stderr(file);
+    command.stdin(Stdio::null());
+    Ok((ns.command(command)?, path))
 }
 
 impl Configuration {
@@ -132,28 +107,15 @@ impl Configuration {
         format!("{:?}{compat}", self.setup)
     }
 
-    /// A KubeProxyConfiguration. Limits of connection tracking stay as they are: they belong to the
-    /// machine.
+    /// What the configuration file says.
     fn file(&self, kubeconfig: &Path) -> Value {
-        let mut file = json!({
-            "apiVersion": "kubeproxy.config.k8s.io/v1alpha1",
-            "kind": "KubeProxyConfiguration",
-            "mode": self.mode.name(),
-            "clientConnection": {"kubeconfig": kubeconfig.display().to_string()},
-            "conntrack": {
-                "maxPerCore": 0, "min": 0,
-                "tcpEstablishedTimeout": "0s", "tcpCloseWaitTimeout": "0s",
-            },
-            self.mode.name(): {
-                "masqueradeAll": matches!(
-                    self.setup,
-                    Setup::MasqueradeAll | Setup::MasqueradeAllNoPodRanges
-                ),
-                "minSyncPeriod": "100ms",
-            },
-            "detectLocalMode": "ClusterCIDR",
-            "nodePortAddresses": self.node_port_addresses,
+        let mut file = configuration(self.mode.name(), kubeconfig);
+        let all = [Setup::MasqueradeAll, Setup::MasqueradeAllNoPodRanges];
+        file[self.mode.name()] = json!({
+            "masqueradeAll": all.contains(&self.setup), "minSyncPeriod": "100ms",
         });
+        file["detectLocalMode"] = json!("ClusterCIDR");
+        file["nodePortAddresses"] = json!(self.node_port_addresses);
         match self.setup {
             Setup::PodRanges | Setup::MasqueradeAll => {
                 file["clusterCIDR"] = json!("10.244.0.0/16,fd44::/32");

@@ -14,7 +14,7 @@ use crate::conformance::api::Api;
 use crate::conformance::chains;
 use crate::conformance::compare::{Compared, Verdict};
 use crate::conformance::expected::{BY_CHANCE, DIFFERENCES, Difference};
-use crate::conformance::proxy::{Configuration, Mode, Proxy};
+use crate::conformance::proxy::{Configuration, Mode};
 use crate::conformance::scenario::{Scenario, Step, admissible};
 use crate::conformance::stand::{Kept, Stand};
 use crate::conformance::{generated, text};
@@ -23,6 +23,7 @@ use kplane_tests::support::cluster::node;
 use kplane_tests::support::fate::{Ends, Packet};
 use kplane_tests::support::objects::{ready_in, service, with_endpoints, with_pods};
 use kplane_tests::support::play::{ALONE, QUICK, THOROUGH, play};
+use kplane_tests::support::proxy::Proxy;
 
 /// Set to play only scenarios whose names hold this.
 pub(crate) const ONLY_VAR: &str = "KPLANE_SCENARIO";

@@ -18,10 +18,11 @@ use kplane_tests::topology::LINK;
 use kplane_tests::wait::eventually;
 
 use crate::conformance::api::Api;
-use crate::conformance::proxy::{Configuration, Mode, Proxy};
+use crate::conformance::proxy::{self, Configuration, Mode};
 use kplane_tests::support::fate::{End, Ends, Packet};
 use kplane_tests::support::model::SECOND_TARGET;
 use kplane_tests::support::play::Scene;
+use kplane_tests::support::proxy::Proxy;
 use kplane_tests::support::{
     At, Client, PATIENCE, Question, Seen, TARGET, World, ep, node_name, svc,
 };
@@ -110,7 +111,8 @@ impl Stand {
         self.proxy = proxy;
         for number in NODES {
             let place = (self.world.node(number)?, &*node_name(number));
-            self.proxies.push(proxy.start(api, place, configuration)?);
+            let started = proxy::start(proxy, api, place, configuration)?;
+            self.proxies.push(started);
         }
         Ok(())
     }

@@ -13,11 +13,12 @@ use serde_json::{Value, json};
 
 use crate::conformance::api::Api;
 use crate::conformance::chains;
-use crate::conformance::proxy::{Configuration, Mode, Proxy, node_agent};
+use crate::conformance::proxy::{Configuration, Mode, node_agent};
 use crate::conformance::scenario::{admissible, everywhere};
 use crate::conformance::stand::Stand;
 use kplane_tests::support::cluster::node;
 use kplane_tests::support::objects::{service, with_pods};
+use kplane_tests::support::proxy::Proxy;
 use kplane_tests::support::{At, Client, Question, Seen, Setup, svc};
 
 /// Beyond any scheduling delay of a busy machine.

@@ -14,6 +14,7 @@ use kplane_tests::link::Route;
 use kplane_tests::netns::NetNs;
 use kplane_tests::process::Process;
 use kplane_tests::support::ipvs;
+use kplane_tests::support::proxy::{Proxy, configuration};
 use kplane_tests::sysctl;
 use kplane_tests::topology::{NodeSpec, Topology};
 use kplane_tests::wait::eventually;
@@ -33,13 +34,6 @@ const THEIRS: [u8; 4] = [172, 29, 0, 2];
 /// Everywhere else than the fabric.
 const API_SERVER: &str = "192.0.2.0/24";
 pub(crate) const TARGET: u16 = 8080;
-
-/// Who serves a node.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Proxy {
-    KubeProxy,
-    Kplane,
-}
 
 /// A cluster of one node whose API server is outside.
 pub(crate) struct Node {
@@ -100,43 +94,23 @@ impl Node {
             ips,
             pod_cidrs,
         } = NodeSpec::standard(1)?;
-        let cidrs: Vec<String> = pod_cidrs.iter().map(ToString::to_string).collect();
-        self.api.apply(&json!({
-            "apiVersion": "v1", "kind": "Node", "metadata": {"name": name},
-            "spec": {"podCIDR": cidrs[0], "podCIDRs": cidrs},
-        }))?;
-        let address = |ip: &IpAddr| json!({"type": "InternalIP", "address": ip.to_string()});
-        let addresses: Vec<Value> = ips.iter().map(address).collect();
-        self.api.patch_status("Node", &name, &json!({"addresses": addresses}))?;
-        Ok(())
+        self.api.apply(&objects::node(&name, &pod_cidrs, "a"))?;
+        let status = objects::node_status(&ips);
+        self.api.patch_status("Node", &name, &status).map(drop)
     }
 
     /// Starts a proxy in mode ipvs.
     pub(crate) fn start(&self, proxy: Proxy) -> Result<Process> {
         let config = self.folder.path().join("config.json");
-        let text = json!({
-            "apiVersion": "kubeproxy.config.k8s.io/v1alpha1",
-            "kind": "KubeProxyConfiguration",
-            "mode": "ipvs",
-            "clientConnection": {"kubeconfig": setting(KUBECONFIG)?},
-            "conntrack": {
-                "maxPerCore": 0, "min": 0,
-                "tcpEstablishedTimeout": "0s", "tcpCloseWaitTimeout": "0s",
-            },
-            "clusterCIDR": "10.244.0.0/16,fd44::/32",
-        });
+        let kubeconfig = setting(KUBECONFIG)?;
+        let mut text = configuration("ipvs", &kubeconfig);
+        text["clusterCIDR"] = json!("10.244.0.0/16,fd44::/32");
         fs::write(&config, text.to_string())?;
-        let mut command = match proxy {
-            Proxy::KubeProxy => Command::new(setting(KUBE_PROXY)?),
-            Proxy::Kplane => {
-                let mut agent = Command::new(setting(NODE_AGENT)?);
-                agent.arg("--standalone").args(["--status-bind-address", "", "--cache-dir", ""]);
-                agent.arg("--kubeconfig").arg(setting(KUBECONFIG)?);
-                agent
-            }
+        let program = match proxy {
+            Proxy::KubeProxy => setting(KUBE_PROXY)?,
+            Proxy::Kplane => setting(NODE_AGENT)?,
         };
-        command.arg("--config").arg(&config);
-        command.args(["--hostname-override", "node-1"]);
+        let mut command = proxy.command(&program, &kubeconfig, &config, "node-1");
         let log = File::create(self.log())?;
         command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
         self.ns()?.command(command)

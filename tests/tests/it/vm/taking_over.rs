@@ -9,11 +9,12 @@ use kplane_tests::client::{Outcome, Probe, Session};
 use kplane_tests::load::{Load, Pace};
 use kplane_tests::netns::NetNs;
 use kplane_tests::support::ipvs::{everything, servers, weights};
+use kplane_tests::support::proxy::Proxy;
 use kplane_tests::topology::NodeSpec;
 use kplane_tests::wait::eventually;
 use serde_json::json;
 
-use crate::vm::node::{Node, PATIENCE, Proxy, service, slice};
+use crate::vm::node::{Node, PATIENCE, service, slice};
 
 /// Light, for everything is slow here.
 const PACE: Pace = Pace {
