@@ -32,5 +32,5 @@ pub use scenario::{
 };
 pub use service::{At, Ep, PORT, Svc, TARGET, node_ip, node_name, pod_ips, svc};
 pub use world::{
-    Client, Net, Setup, World, cidrs, ep, facts, second_ip, take_address, tcp_service,
+    Client, Net, Setup, World, cidrs, ep, facts, loopback, second_ip, take_address, tcp_service,
 };

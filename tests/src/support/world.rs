@@ -6,12 +6,12 @@
 //! ```
 
 use std::collections::BTreeMap;
-use std::net::{IpAddr, Ipv6Addr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
-use anyhow::{Context as _, Result, ensure};
-use kplane_dataplane::backend::{PodInterface, Settings};
+use anyhow::{Context as _, Result, anyhow, ensure};
+use kplane_dataplane::backend::{KernelState, PacketTarget, PodInterface, Settings};
 use kplane_dataplane::plan::NodeSettings;
-use kplane_model::{Cidr, Family, NodeFacts};
+use kplane_model::{self as model, Cidr, Family, NodeFacts};
 use kplane_rig::client::Protocol;
 use kplane_rig::netns::NetNs;
 use kplane_rig::sctp::Watch;
@@ -195,6 +195,27 @@ impl World {
     pub fn node(&self, number: u8) -> Result<&NetNs> {
         Ok(self.topology.node(&node_name(number))?.ns())
     }
+
+    /// What the kernel of a node says of a destination, as `kpctl why` asks it.
+    pub fn look_up(
+        &self,
+        number: u8,
+        at: SocketAddr,
+        protocol: model::Protocol,
+    ) -> Result<KernelState> {
+        let node = self.topology.node(&node_name(number))?;
+        let target = match node.ips().contains(&at.ip()) {
+            true => PacketTarget::NodePort {
+                family: Family::of(at.ip()),
+                protocol,
+                port: at.port(),
+            },
+            false => PacketTarget::Address { at, protocol },
+        };
+        let kind = UnderTest::current()?.kind();
+        let answer = || kind.look_up(target).map_err(|error| anyhow!("{error}"));
+        node.ns().run(answer)
+    }
 }
 
 impl Net {
@@ -268,6 +289,14 @@ impl Client {
         let family = Family::of(ip);
         let of_node = ip == node_ip(self.node(), family);
         (of_node || ip == second_ip(family)) && ip != self.source(family)
+    }
+}
+
+/// The loopback address of a family.
+pub fn loopback(family: Family) -> IpAddr {
+    match family {
+        Family::V4 => Ipv4Addr::LOCALHOST.into(),
+        Family::V6 => Ipv6Addr::LOCALHOST.into(),
     }
 }
 

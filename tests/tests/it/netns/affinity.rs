@@ -16,7 +16,7 @@ use kplane_tests::wait::eventually;
 use crate::netns::churn::Loads;
 use kplane_tests::support::nft::{load, need_loading, objects, run};
 use kplane_tests::support::under_test::UnderTest;
-use kplane_tests::support::{At, Client, Ep, Net, Question, Seen, Setup, Svc, World, ep, svc};
+use kplane_tests::support::{At, Client, Ep, Net, Setup, Svc, World, ep, hit, svc};
 
 /// Connections that would hardly all reach one of three endpoints by chance: 3^-11.
 const CONNECTIONS: usize = 12;
@@ -29,10 +29,7 @@ fn all() -> [Ep; 3] {
 
 /// Where one connection ends.
 fn endpoint(net: &Net, client: Client, protocol: Protocol, to: SocketAddr) -> Result<SocketAddr> {
-    match Question::new(client, protocol, to).ask(net)? {
-        Seen::Hit { endpoint, .. } => Ok(endpoint),
-        seen => bail!("{client:?} to {protocol} {to}: {seen}"),
-    }
+    Ok(hit(net, client, protocol, to)?.0)
 }
 
 /// Where a number of connections end.

@@ -4,8 +4,8 @@
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
 
-use anyhow::{Result, anyhow, ensure};
-use kplane_dataplane::backend::{KernelState, Kind, PacketTarget};
+use anyhow::{Result, ensure};
+use kplane_dataplane::backend::{KernelState, Kind};
 use kplane_model::{EndpointAddr, Family, Protocol};
 
 use kplane_tests::support::nft::nft;
@@ -16,19 +16,7 @@ const PLACES: [At; 3] = [At::ClusterIp, At::ExternalIp, At::NodePort];
 
 /// Returns what the kernel of node-1 says.
 fn ask(world: &World, service: &Svc, at: At, family: Family) -> Result<KernelState> {
-    let to = service.address(at, family, 1);
-    let protocol = Protocol::Tcp;
-    let target = match at {
-        At::NodePort => PacketTarget::NodePort {
-            family,
-            protocol,
-            port: to.port(),
-        },
-        _ => PacketTarget::Address { at: to, protocol },
-    };
-    let kind = UnderTest::current()?.kind();
-    let answer = || kind.look_up(target).map_err(|error| anyhow!("{error}"));
-    world.node(1)?.run(answer)
+    world.look_up(1, service.address(at, family, 1), Protocol::Tcp)
 }
 
 fn addresses(endpoints: &[EndpointAddr]) -> BTreeSet<SocketAddr> {

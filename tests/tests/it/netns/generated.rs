@@ -8,9 +8,9 @@ use std::collections::BTreeSet;
 use std::env;
 use std::net::SocketAddr;
 
-use anyhow::{Context as _, Result, anyhow, ensure};
-use kplane_dataplane::backend::{Kind, PacketTarget};
-use kplane_model::{Family, Severity};
+use anyhow::{Context as _, Result, ensure};
+use kplane_dataplane::backend::Kind;
+use kplane_model::Severity;
 use kplane_tests::client;
 use rand::SeedableRng as _;
 use rand::rngs::StdRng;
@@ -151,18 +151,7 @@ fn ask_kernel(world: &World, play: Play, fate: &Fate) -> Result<()> {
         return Ok(());
     }
     let at = case.address(play.number);
-    let node = world.topology.node(&format!("node-{}", case.asker.client().node()))?;
-    let protocol = case.protocol;
-    let target = match node.ips().contains(&at.ip()) {
-        true => PacketTarget::NodePort {
-            family: Family::of(at.ip()),
-            protocol,
-            port: at.port(),
-        },
-        false => PacketTarget::Address { at, protocol },
-    };
-    let kind = UnderTest::current()?.kind();
-    let state = node.ns().run(|| kind.look_up(target).map_err(|error| anyhow!("{error}")))?;
+    let state = world.look_up(case.asker.client().node(), at, case.protocol)?;
     let inside = match case.asker {
         Asker::Outside => false,
         Asker::Node | Asker::NodeFromVip => true,

@@ -1,6 +1,6 @@
 //! Single Services handed to the userspace proxy, while the kernel's backend serves all the rest.
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::net::SocketAddr;
 use std::slice;
 use std::time::Duration;
 
@@ -13,7 +13,9 @@ use crate::netns::churn::{EVERYBODY, Loads};
 use crate::netns::conntrack::Caller;
 use crate::netns::proxied::NOTHING;
 use kplane_tests::support::under_test::UnderTest;
-use kplane_tests::support::{At, Client, Ep, Seen, Setup, Svc, World, ask, ep, hit, node_ip, svc};
+use kplane_tests::support::{
+    At, Client, Ep, Seen, Setup, Svc, World, ask, ep, hit, loopback, node_ip, svc,
+};
 use kplane_tests::wait::eventually;
 
 /// Connections to a Service half of whose endpoints are dead.
@@ -230,11 +232,7 @@ fn is_kernels(family: Family) -> Result<bool> {
 
 /// Asks for a node port on the loopback address of the first node.
 fn at_home(world: &World, family: Family, protocol: Protocol, service: &Svc) -> Result<Outcome> {
-    let ip = match family {
-        Family::V4 => IpAddr::from(Ipv4Addr::LOCALHOST),
-        Family::V6 => IpAddr::from(Ipv6Addr::LOCALHOST),
-    };
-    let to = SocketAddr::new(ip, service.node_port());
+    let to = SocketAddr::new(loopback(family), service.node_port());
     let probe = match protocol {
         Protocol::Udp => Probe::udp(to),
         Protocol::Tcp | Protocol::Sctp => Probe::tcp(to),

@@ -1,7 +1,7 @@
 //! Mode iptables where it differs from nftables (A10, A20, A21), and on the way from one
 //! backend to another (I4).
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::net::{Ipv4Addr, SocketAddr};
 use std::slice;
 use std::time::Duration;
 
@@ -24,7 +24,7 @@ use kplane_tests::support::programs::list;
 use kplane_tests::support::under_test::UnderTest;
 use kplane_tests::support::{
     Agent, At, Client, PATIENCE, REFUSED, Scenario, Seen, Setup, Svc, World, answers, ask, cidrs,
-    ep, facts, node_ip, second_ip, silent, svc, tcp_service,
+    ep, facts, loopback, node_ip, second_ip, silent, svc, tcp_service,
 };
 
 /// REJECT wins: nobody is dropped by the firewall of a Service without endpoints.
@@ -65,7 +65,6 @@ pub(crate) fn a21_node_ports_are_served_on_all_addresses_and_on_loopback() -> Re
     let service = on_both_nodes();
     let mut world = World::serving(Setup::PodRanges, slice::from_ref(&service))?;
     let port = service.node_port();
-    let loopback: [IpAddr; 2] = [Ipv4Addr::LOCALHOST.into(), Ipv6Addr::LOCALHOST.into()];
     for everywhere in [true, false] {
         if !everywhere {
             let first = world.first()?;
@@ -84,7 +83,7 @@ pub(crate) fn a21_node_ports_are_served_on_all_addresses_and_on_loopback() -> Re
                 let hit = matches!(seen, Seen::Hit { .. });
                 ensure!(hit == everywhere, "{client:?} to {second}: {seen}");
             }
-            let local = SocketAddr::new(loopback[family as usize], port);
+            let local = SocketAddr::new(loopback(family), port);
             let outcome = Probe::tcp(local).timeout(PATIENCE).once(world.node(1)?)?;
             let served = matches!(outcome, Outcome::Reply(_));
             let wanted = everywhere && family == Family::V4;

@@ -18,7 +18,7 @@ use kplane_tests::support::nft::nft;
 use kplane_tests::support::objects::{load_balancer, with_pods};
 use kplane_tests::support::programs::{Apart, list, run};
 use kplane_tests::support::under_test::UnderTest;
-use kplane_tests::support::{At, Client, Seen, Setup, World, answers, ask, ep, hit, svc};
+use kplane_tests::support::{At, Client, Seen, Setup, World, answers, ask, ep, hit, pairs, svc};
 
 /// Beyond any scheduling delay of a busy machine.
 const DEADLINE: Duration = Duration::from_secs(20);
@@ -60,17 +60,10 @@ pub(crate) fn what_others_do_to_our_rules_is_found_and_repaired() -> Result<()> 
 }
 
 fn repaired(world: &World) -> Result<()> {
-    for family in Family::ALL {
-        for at in [At::ClusterIp, At::NodePort] {
-            let to = on_both_nodes().address(at, family, 1);
-            for client in [
-                Client::Outside,
-                Client::PodHere,
-                Client::Endpoint,
-                Client::Node,
-            ] {
-                answers(&world.net, client, to)?;
-            }
+    let here = Client::ALL.into_iter().filter(|client| client.node() == 1);
+    for client in here {
+        for (family, at) in pairs(Family::ALL, [At::ClusterIp, At::NodePort]) {
+            answers(&world.net, client, on_both_nodes().address(at, family, 1))?;
         }
     }
     Ok(())

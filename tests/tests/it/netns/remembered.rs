@@ -5,22 +5,15 @@ use std::net::SocketAddr;
 use std::slice;
 use std::time::Duration;
 
-use anyhow::{Result, anyhow, bail, ensure};
+use anyhow::{Result, anyhow, ensure};
 use kplane_dataplane::backend::{AffinityClient, AffinityPort, Kind};
 use kplane_model::{EndpointAddr, Family, Protocol};
 
 use kplane_tests::support::Agent;
 use kplane_tests::support::under_test::UnderTest;
-use kplane_tests::support::{At, Client, Question, Seen, Setup, Svc, World, ep, svc};
+use kplane_tests::support::{At, Client, Setup, Svc, World, ep, hit, svc};
 
 const TIMEOUT_S: u32 = 10_800;
-
-fn connect(world: &World, client: Client, to: SocketAddr) -> Result<SocketAddr> {
-    match Question::new(client, Protocol::Tcp, to).ask(&world.net)? {
-        Seen::Hit { endpoint, .. } => Ok(endpoint),
-        seen => bail!("{client:?} to {to}: {seen}"),
-    }
-}
 
 /// The ServicePort of TCP, as the control plane describes it in a question.
 fn port(service: &Svc, family: Family) -> Result<AffinityPort> {
@@ -67,7 +60,7 @@ pub(crate) fn a_client_is_listed_with_its_endpoint() -> Result<()> {
         ensure!(known(&world, &port, None)?.is_empty());
         let mut homes = BTreeSet::new();
         for client in [Client::PodHere, Client::Outside] {
-            let home = connect(&world, client, to)?;
+            let (home, _) = hit(&world.net, client, Protocol::Tcp, to)?;
             homes.insert((client.source(family), home));
             let said = known(&world, &port, Some(client))?;
             let said: Vec<_> = said.iter().map(|one| (one.client, one.endpoint)).collect();

@@ -1,7 +1,7 @@
 //! Destinations without endpoints, ports and addresses that no Service has (A18, A20, A21), and who
 //! may come at all (A8, A9, A10).
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
+use std::net::{SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::slice;
 use std::time::{Duration, Instant};
 
@@ -14,8 +14,8 @@ use kplane_tests::client::{self, Outcome, Probe};
 use crate::netns::addresses::{cases, on_both_nodes};
 use kplane_tests::support::{
     ALL, ALL_MASQUERADED, At, Client, DROPPED, Ep, PATIENCE, PORT, Question, REFUSED, SILENCE,
-    Scenario, Seen, Setup, World, answers, ask, cidrs, ep, node_ip, pairs, refused, second_ip,
-    silent, svc, take_address,
+    Scenario, Seen, Setup, World, answers, ask, cidrs, ep, loopback, node_ip, pairs, refused,
+    second_ip, silent, svc, take_address,
 };
 
 pub(crate) fn a18_without_endpoints_everybody_is_refused_everywhere() -> Result<()> {
@@ -171,7 +171,6 @@ pub(crate) fn a21_node_ports_are_served_on_the_primary_address_and_never_on_loop
     let service = on_both_nodes();
     let mut world = World::serving(Setup::PodRanges, slice::from_ref(&service))?;
     let port = service.node_port();
-    let loopback: [IpAddr; 2] = [Ipv4Addr::LOCALHOST.into(), Ipv6Addr::LOCALHOST.into()];
     for everywhere in [false, true] {
         if everywhere {
             let first = world.first()?;
@@ -188,7 +187,7 @@ pub(crate) fn a21_node_ports_are_served_on_the_primary_address_and_never_on_loop
                 ensure!(hit == everywhere, "{client:?} to {second}: {seen}");
                 ensure!(hit || seen == Seen::Refused, "nobody listens: {seen}");
             }
-            let local = SocketAddr::new(loopback[family as usize], port);
+            let local = SocketAddr::new(loopback(family), port);
             let probe = Probe::tcp(local).timeout(PATIENCE);
             let outcome = probe.once(world.node(1)?)?;
             let refused = matches!(outcome, Outcome::Refused);
@@ -205,10 +204,8 @@ pub(crate) fn k6_node_ports_on_loopback_are_refused_and_counted() -> Result<()> 
     let (port, free) = (service.node_port(), service.node_port() + 1);
     let world = World::serving(Setup::PodRanges, slice::from_ref(&service))?;
     let node = world.node(1)?;
-    for (family, ip) in [
-        (Family::V4, IpAddr::from(Ipv4Addr::LOCALHOST)),
-        (Family::V6, IpAddr::from(Ipv6Addr::LOCALHOST)),
-    ] {
+    for family in Family::ALL {
+        let ip = loopback(family);
         let listens = |port| node.run(|| Ok(TcpListener::bind((ip, port))?));
         let (_taken, _free) = (listens(port)?, listens(free)?);
         let datagrams = node.run(|| Ok(UdpSocket::bind((ip, port))?))?;
