@@ -119,7 +119,7 @@ impl Cluster {
     /// Waits until all agents are connected and serve the Service.
     fn all_are_there(&self) -> Result<()> {
         eventually(DEADLINE, "all agents serve", || {
-            let hubs = self.planes.iter().map(|plane| plane.hub.fleet.records());
+            let hubs = self.planes.iter().map(|plane| plane.hub.agents().records());
             let records = hubs.flatten();
             let connected = records.filter(|(_, record)| record.connected).count();
             let mut agents = self.agents.iter();
@@ -387,7 +387,7 @@ pub(crate) fn agents_that_move_to_another_replica_are_not_lost() -> Result<()> {
     cluster.suspects(&[2])?;
     cluster.set_link(port_of(2), true)?;
     cluster.suspects(&[])?;
-    let begun = cluster.planes.iter().map(|plane| plane.hub.suspects.begun());
+    let begun = cluster.planes.iter().map(|plane| plane.hub.suspects().begun());
     ensure!(begun.max() == Some(1), "others were suspected");
     Ok(())
 }
