@@ -230,7 +230,7 @@ impl View for FollowedView {
 
 #[cfg(test)]
 mod tests {
-    use super::super::testing::{has, table, wide};
+    use super::super::testing::{has, table, wide, words};
     use super::*;
 
     fn answered(asked: u64, answered: u64) -> pb::DropsAnswer {
@@ -305,8 +305,7 @@ mod tests {
         };
         let mut view = FollowedView::from(answer);
         assert!(view.is_news(None));
-        // Lines are wrapped.
-        let text = table(&view).split_whitespace().collect::<Vec<_>>().join(" ");
+        let text = words(&view);
         for part in [
             "n1 egress shop/web-1 ([fd00::7]:4000) to 192.0.2.1 TCP: isolated by shop/deny ? n1",
             "TCP: policies allow it by now",

@@ -1,6 +1,8 @@
 //! Helpers of tests that check text. No feature hides this module: the programs do not use it, and a feature that only tests
 //! enable would compile this crate, and those that use it, twice.
 
+use std::collections::HashSet;
+
 use unicode_width::UnicodeWidthStr;
 
 use super::View;
@@ -41,12 +43,27 @@ pub fn wide(view: &impl View) -> String {
     plain(&view.text(&canvas))
 }
 
+/// Returns the lines of a view in full that the view does not have at 80 columns.
+pub fn only_wide(view: &impl View) -> String {
+    let narrow = table(view);
+    let known: HashSet<&str> = narrow.lines().collect();
+    let full = wide(view);
+    let new = full.lines().filter(|line| !known.contains(line));
+    new.map(|line| format!("{line}\n")).collect()
+}
+
 /// Asserts that no line is too long or ends in blanks.
 pub fn assert_fits(text: &str, columns: usize) {
     for line in text.lines() {
         assert!(line.width() <= columns, "{} columns: {line}", line.width());
         assert_eq!(line, line.trim_end());
     }
+}
+
+/// Returns a view as a table whose lines are not wrapped: with one blank between two words.
+pub fn words(view: &impl View) -> String {
+    let text = table(view);
+    text.split_whitespace().collect::<Vec<_>>().join(" ")
 }
 
 /// Asserts that a text has a part.

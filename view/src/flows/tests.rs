@@ -1,6 +1,6 @@
 //! Lists of connections, as people read them.
 
-use super::super::testing::{has, table, wide};
+use super::super::testing::{has, table, wide, words};
 use super::*;
 
 fn flow(client: &str, kind: ClientKind, name: &str) -> pb::NodeFlow {
@@ -84,12 +84,7 @@ fn clients_have_names_and_what_is_not_known_is_said() {
 
 #[test]
 fn an_empty_answer_says_why_and_what_to_do() {
-    // Lines are wrapped.
-    let text = |view: &FlowsView| {
-        let text = table(view);
-        text.split_whitespace().collect::<Vec<_>>().join(" ")
-    };
-    let empty = |request: &pb::FlowsRequest| text(&view(Vec::new(), request, 2));
+    let empty = |request: &pb::FlowsRequest| words(&view(Vec::new(), request, 2));
     let all = empty(&pb::FlowsRequest::default());
     has(&all, "No client is connected; 2 of 2 nodes answered. Short");
     has(&all, "kpctl probe shop/web");
@@ -100,7 +95,7 @@ fn an_empty_answer_says_why_and_what_to_do() {
     has(&some, "Without --from, --to and --node");
     let mut none = view(Vec::new(), &pb::FlowsRequest::default(), 2);
     none.has_endpoints = false;
-    has(&text(&none), "no endpoint that takes connections");
+    has(&words(&none), "no endpoint that takes connections");
 }
 
 #[test]

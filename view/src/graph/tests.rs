@@ -1,6 +1,6 @@
 //! Tables of who talked to whom, and their graph.
 
-use super::super::testing::{has, table, wide};
+use super::super::testing::{has, table, wide, words};
 use super::*;
 
 fn answer() -> pb::GraphAnswer {
@@ -30,13 +30,7 @@ fn answer() -> pb::GraphAnswer {
             client(ClientKind::Outside, "192.0.2.1", ""),
             pb::GraphClient::default(),
         ],
-        ports: vec![pb::ServiceKey {
-            namespace: "shop".to_owned(),
-            name: "web".to_owned(),
-            port_name: "http".to_owned(),
-            protocol: pb::Protocol::Tcp.into(),
-            family: pb::Family::Ipv4.into(),
-        }],
+        ports: vec![kpctl_samples::key("shop/web", "http", pb::Family::Ipv4)],
         endpoints: vec![
             endpoint("10.244.2.7:8080", "shop/web-1", false),
             endpoint("10.244.2.8:8080", "", false),
@@ -120,23 +114,19 @@ fn edges_are_grouped_by_client_and_what_is_missing_is_said() {
 
 #[test]
 fn an_empty_answer_says_what_to_do() {
-    let words = |text: String| text.split_whitespace().collect::<Vec<_>>().join(" ");
     let empty = pb::GraphAnswer {
         asked: 1,
         ..pb::GraphAnswer::default()
     };
     has(
-        &words(table(&view(empty.clone()))),
+        &words(&view(empty.clone())),
         "option --flows, in the chart agent.flows",
     );
     let counted = pb::GraphAnswer {
         answered: 1,
         ..empty
     };
-    has(
-        &words(table(&view(counted))),
-        "Connections to a Pod's own address",
-    );
+    has(&words(&view(counted)), "Connections to a Pod's own address");
 }
 
 #[test]

@@ -147,13 +147,7 @@ fn u53_endpoints_that_nodes_avoid_are_listed_and_a_service_that_several_avoid_is
     fleet.nodes.retain(|node| node.name == "node-a");
     let report = fleet.nodes[0].report.as_mut().unwrap();
     report.avoided = vec![pb::AvoidedEndpoint {
-        key: Some(pb::ServiceKey {
-            namespace: "shop".to_owned(),
-            name: "web".to_owned(),
-            port_name: "http".to_owned(),
-            protocol: pb::Protocol::Tcp.into(),
-            family: pb::Family::Ipv4.into(),
-        }),
+        key: Some(samples::key("shop/web", "http", pb::Family::Ipv4)),
         address: "10.244.2.7:8080".to_owned(),
     }];
     let text = table(&NodeDescriptionView::new(fleet.clone()).unwrap());

@@ -9,7 +9,7 @@ use super::super::fleet::FleetView;
 use super::super::node::NodeDescriptionView;
 use super::super::nodes::NodeListView;
 use super::super::policies::{JudgementView, PolicyDescriptionView, PolicyListView};
-use super::super::testing::{has, table, wide};
+use super::super::testing::{has, table, wide, words};
 
 #[test]
 fn a_list_of_policies() {
@@ -210,12 +210,7 @@ fn nodes_show_what_they_enforce() {
 #[test]
 fn a_status_says_what_is_wrong_with_policies() {
     let mut fleet = samples::troubled_fleet();
-    let policies = |fleet: &pb::Fleet| {
-        let text = table(&FleetView::from(fleet.clone()));
-        // Long lines are wrapped.
-        let words: Vec<&str> = text.split_whitespace().collect();
-        words.join(" ")
-    };
+    let policies = |fleet: &pb::Fleet| words(&FleetView::from(fleet.clone()));
     assert!(!policies(&fleet).contains("Policies"));
     let plane = fleet.control_plane.as_mut().unwrap();
     plane.enforcement = pb::Enforcement::Unread.into();

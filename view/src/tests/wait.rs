@@ -1,4 +1,4 @@
-//! The end of a wait at 80 columns, and the header of a description.
+//! The end of a wait at 80 columns.
 
 use std::time::Duration;
 
@@ -6,7 +6,6 @@ use expect_test::expect;
 use kplane_proto::v1 as pb;
 
 use super::super::convergence::ConvergenceView;
-use super::super::describe::DescriptionView;
 use super::super::testing::{has, table, wide};
 use super::super::wait::WaitView;
 use crate::goal::Goal;
@@ -156,46 +155,4 @@ fn text_of_agents_is_harmless() {
     lagging.laggards[0].reason = "\u{1b}[2Jgone\nservice/shop/api: all is well".to_owned();
     let text = table(&waited(Goal::Programmed, "100%", vec![lagging]));
     has(&text, "  ?[2Jgone service/shop/api: all is well\n");
-}
-
-#[test]
-fn the_header_of_a_description() {
-    let mut description = samples::description();
-    description.ports.clear();
-    description.nodes.clear();
-    description.findings.clear();
-    description.issues.clear();
-    let header = |description: &pb::ServiceDescription| {
-        table(&DescriptionView::new("shop", "web", description.clone()))
-    };
-    expect![[r#"
-        Service         shop/web
-        Ports           none is served
-        Nodes           in the kernel of 4,987 of 5,000 nodes; p50 9ms, p99 40ms, max
-                        1.3s
-        Lagging         node-c: Failing for 14m: node port 30080 is in use by another
-                        program (pid 4242, /usr/bin/haproxy); stop it or choose another
-                        port
-                        node-d: Disconnected for 1m: applied revision 4650 of 4711; the
-                        agent is not connected
-                        node-e: NoAgent for 30s: no agent has connected for this node
-                        and 10 more
-    "#]]
-    .assert_eq(&header(&description));
-    description.convergence = Some(samples::converged());
-    expect![[r#"
-        Service         shop/web
-        Ports           none is served
-        Nodes           in the kernel of 5,000 of 5,000 nodes; p50 9ms, p99 40ms, max
-                        1.3s
-    "#]]
-    .assert_eq(&header(&description));
-    // An older control plane does not tell.
-    description.convergence = None;
-    expect![[r#"
-        Service         shop/web
-        Ports           none is served
-        Nodes           0/0 hold the newest state
-    "#]]
-    .assert_eq(&header(&description));
 }

@@ -105,6 +105,7 @@ fn a_packet_that_is_dropped_on_a_node_that_lags() {
         summary: "the packet is dropped: other nodes have endpoints".to_owned(),
         programmed: false,
         lag: "applied revision 5 of 7".to_owned(),
+        steps: Vec::new(),
         candidates: Vec::new(),
         findings: Vec::new(),
         ..samples::explanation()
@@ -118,13 +119,6 @@ fn a_packet_that_is_dropped_on_a_node_that_lags() {
           does not hold this state: applied revision 5 of 7
           asked just now: does the same: it chooses one of 1 endpoint (services,
             services-1)
-
-        Why
-          1. 203.0.113.1:80/TCP is an address of the load balancer of shop/web, port
-            http
-          2. externalTrafficPolicy is Local: only endpoints on node-b may be chosen
-          3. 1 of 2 endpoints are chosen: those that are ready
-          4. the endpoint sees the sender's address
     "#]]
     .assert_eq(&table(&view(reported)));
 }
