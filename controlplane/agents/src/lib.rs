@@ -28,6 +28,7 @@ mod panicked;
 pub mod peers;
 pub mod prestop;
 mod publish_debounce;
+mod samples;
 pub mod snapshots;
 pub mod streams;
 pub mod suspects;

@@ -19,6 +19,7 @@ pub mod k8s;
 pub mod kubernetes;
 pub mod publish;
 pub mod recorder;
+mod samples;
 pub mod source;
 pub mod tainted;
 pub mod trust;

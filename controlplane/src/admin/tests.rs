@@ -4,8 +4,7 @@ use kplane_agents::connection_limits::Limits;
 use kplane_agents::fleet::Session;
 use kplane_agents::identity;
 use kplane_desired_state::admission::Admission;
-use kplane_desired_state::index::CliffGuard;
-use kplane_desired_state::k8s::{Kind, Object};
+use kplane_desired_state::k8s::Kind;
 use kplane_desired_state::source::upstream::Trouble;
 use kplane_desired_state::source::{Batch, Event, Located};
 use kplane_http::client::get;
@@ -26,10 +25,7 @@ async fn served_with(
     limiters: [Arc<ConnectionLimiter>; 2],
 ) -> (mpsc::Sender<Batch>, Arc<Hub>, std::net::SocketAddr) {
     kplane_http::panics::install();
-    let (sink, batches) = mpsc::channel(1);
-    let (admission, guard) = (Admission::default(), CliffGuard::default());
-    let (hub, index) = Hub::new(1, "test", admission, guard, batches);
-    tokio::spawn(index);
+    let (hub, sink) = Hub::sample_with_index("test", Admission::default());
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     let authenticator = Authenticator::open(
@@ -144,20 +140,15 @@ async fn not_ready_without_certificates() {
 async fn ready_while_something_is_held() {
     let (sink, hub, address) = served().await;
     let service = |n: u8| {
-        let service = serde_json::json!({
+        Located::sample(&serde_json::json!({
+            "kind": "Service",
             "metadata": {"name": format!("s{n:02}")},
             "spec": {"clusterIP": format!("10.96.0.{n}"), "ports": [{"port": 80}]},
-        });
-        Object::Service(serde_json::from_value(service).unwrap())
+        }))
     };
-    let mut events = Kind::ALL.map(Event::Init).to_vec();
     let services: Vec<_> = (1..=10).map(service).collect();
-    let ids = services.iter().map(Object::id).collect();
-    events.extend(services.into_iter().map(|object| {
-        let location = "".into();
-        Event::InitApply(Box::new(Located { object, location }))
-    }));
-    events.extend(Kind::ALL.map(Event::InitDone));
+    let ids = services.iter().map(|located| located.object.id()).collect();
+    let events = Batch::sample(&Kind::ALL, services).events;
     let observed_at = std::time::SystemTime::now();
     let vanished = vec![
         Event::Vanished(ids),
@@ -209,9 +200,7 @@ async fn an_agent_lags_until_its_kernel_holds_what_it_must_hold() {
     let lag = || value(address, "kplane_controlplane_applied_lag_seconds_sum");
     assert_eq!((nodes().await, lag().await), (0.0, 0.0));
 
-    let hello = pb::Hello::default();
-    let begun = Session::begin(hub.agents(), &"n1".into(), &hello, String::new());
-    let session = begun.unwrap().0;
+    let session = Session::sample(&hub, "n1");
     assert_eq!(value(address, "kplane_controlplane_streams").await, 1.0);
     assert_eq!(nodes().await, 1.0);
     assert!(lag().await > 0.0, "it has reported nothing");
@@ -246,12 +235,7 @@ async fn metrics_of_work_are_there_before_any_work() {
 
 /// Lists all kinds without an object, and waits until the store knows.
 async fn list_nothing(sink: &mpsc::Sender<Batch>, hub: &Hub) {
-    let events = Kind::ALL.map(|kind| [Event::Init(kind), Event::InitDone(kind)]);
-    let batch = Batch {
-        events: events.into_iter().flatten().collect(),
-        observed_at: std::time::SystemTime::now(),
-    };
-    sink.send(batch).await.unwrap();
+    sink.send(Batch::sample(&Kind::ALL, [])).await.unwrap();
     let mut head = hub.store().head();
     head.wait_for(|head| head.synced).await.unwrap();
 }

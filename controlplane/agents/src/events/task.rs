@@ -237,26 +237,14 @@ fn snapshot(hub: &Hub, served: Option<&Served>) -> Snapshot {
 mod tests {
     use std::collections::BTreeSet;
 
-    use kplane_proto::v1::Hello;
-    use tokio::sync::mpsc;
-
     use super::*;
     use crate::fleet::Session;
-    use kplane_desired_state::admission::Admission;
-    use kplane_desired_state::index::CliffGuard;
 
     #[test]
     fn an_agent_that_moved_is_the_business_of_its_new_replica() {
-        let (_, batches) = mpsc::channel(1);
-        let (admission, guard) = (Admission::default(), CliffGuard::default());
-        let hub = Hub::new(1, "test", admission, guard, batches).0;
-        let begin = |node: &str| {
-            let begun =
-                Session::begin(hub.agents(), &node.into(), &Hello::default(), String::new());
-            begun.unwrap().0
-        };
-        let _here = begin("here");
-        drop(begin("gone"));
+        let hub = Hub::sample(1, "test");
+        let _here = Session::sample(&hub, "here");
+        drop(Session::sample(&hub, "gone"));
         let agents = |served: Option<&Served>| {
             let nodes = snapshot(&hub, served).nodes.into_iter();
             let with = nodes.filter(|(_, node)| node.agent.is_some());

@@ -82,9 +82,6 @@ pub(super) async fn send(
 
 #[cfg(test)]
 mod tests {
-    use kplane_desired_state::admission::Admission;
-    use kplane_desired_state::index::CliffGuard;
-    use tokio::sync::mpsc;
     use tokio::time::sleep;
 
     use super::*;
@@ -108,22 +105,8 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn the_word_of_another_replica_counts_for_a_while() {
-        let (_, batches) = mpsc::channel(1);
-        let hub = Hub::new(
-            1,
-            "test",
-            Admission::default(),
-            CliffGuard::default(),
-            batches,
-        )
-        .0;
-        let begun = Session::begin(
-            hub.agents(),
-            &"here".into(),
-            &pb::Hello::default(),
-            String::new(),
-        );
-        let _here = begun.unwrap().0;
+        let hub = Hub::sample(1, "test");
+        let _here = Session::sample(&hub, "here");
         let all = || {
             let all = hub.suspects().shared.all();
             all.into_keys().map(|node| node.to_string()).collect::<Vec<_>>()

@@ -1,24 +1,13 @@
 //! Records of agents, and limits on their number.
 
-use kplane_desired_state::admission::Admission;
-use kplane_desired_state::index::CliffGuard;
 use kplane_desired_state::publish::Publication;
 use kplane_model::NodeFacts;
-use tokio::sync::mpsc;
 
 use super::*;
 use crate::hub::Hub;
 
 fn hub() -> Arc<Hub> {
-    let (_, batches) = mpsc::channel(1);
-    Hub::new(
-        1,
-        "test",
-        Admission::default(),
-        CliffGuard::default(),
-        batches,
-    )
-    .0
+    Hub::sample(1, "test")
 }
 
 fn hello() -> Hello {

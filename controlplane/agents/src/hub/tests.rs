@@ -1,9 +1,7 @@
 //! The way of batches to agents' streams.
 
-use std::time::SystemTime;
-
-use kplane_desired_state::k8s::{Kind, Object};
-use kplane_desired_state::source::{Event, Located};
+use kplane_desired_state::k8s::Kind;
+use kplane_desired_state::source::Located;
 use kplane_rig::cluster::objects;
 use serde_json::json;
 use tokio::time::sleep;
@@ -22,28 +20,15 @@ fn service(number: u8) -> Event {
     let ip = format!("10.96.0.{number}");
     let spec = json!({"clusterIP": ip, "clusterIPs": [ip]});
     let value = objects::service("shop", &format!("web-{number}"), spec);
-    let object = Object::Service(serde_json::from_value(value).unwrap());
-    let location = Arc::from("x.yaml");
-    Event::Apply(Box::new(Located { object, location }))
+    Event::Apply(Box::new(Located::sample(&value)))
 }
 
 /// Changes that come more often than streams shall send are announced together, the last of them as well.
 #[tokio::test(start_paused = true)]
 async fn many_changes_are_announced_together() {
-    let (sink, batches) = mpsc::channel(1);
-    let (hub, index) = Hub::new(
-        1,
-        "test",
-        Admission::default(),
-        CliffGuard::default(),
-        batches,
-    );
-    tokio::spawn(index);
+    let (hub, sink) = Hub::sample_with_index("test", Admission::default());
     let mut streams = hub.store().announcements();
-    let lists = Kind::ALL
-        .into_iter()
-        .flat_map(|kind| [Event::Init(kind), Event::InitDone(kind)]);
-    sink.send(batch(lists.collect())).await.unwrap();
+    sink.send(Batch::sample(&Kind::ALL, [])).await.unwrap();
     streams.wait_for(|head| head.synced).await.unwrap();
     let announced = tokio::spawn(async move {
         let mut announced = 0;

@@ -9,7 +9,6 @@ use std::time::{Duration, SystemTime};
 
 use http::{HeaderMap, HeaderValue};
 use kplane_desired_state::admission::Admission;
-use kplane_desired_state::index::CliffGuard;
 use kplane_desired_state::publish::Publication;
 use kplane_desired_state::source::kubernetes;
 use kplane_model::{NodeFacts, NodeName};
@@ -29,11 +28,7 @@ const TOKENS: &str = "node-1,system:node:n1,1,system:nodes\n\
                       bob,bob,3,kplane:admins\n";
 
 fn hub(source: &'static str) -> std::sync::Arc<Hub> {
-    let (_, batches) = mpsc::channel(1);
-    let (admission, guard) = (Admission::default(), CliffGuard::default());
-    let (hub, index) = Hub::new(1, source, admission, guard, batches);
-    tokio::spawn(index);
-    hub
+    Hub::sample_with_index(source, Admission::default()).0
 }
 
 fn authenticator(folder: &Path, rules: Option<&str>) -> std::sync::Arc<Authenticator> {

@@ -16,27 +16,10 @@ use kplane_rig::cluster::objects;
 use serde_json::{Value, json};
 
 use super::*;
-use crate::k8s::Object;
 use crate::source::{Batch, Event};
 
 pub(crate) fn object(value: &Value) -> Box<Located> {
-    let object = match value["kind"].as_str().unwrap() {
-        "Service" => Object::Service(serde_json::from_value(value.clone()).unwrap()),
-        "EndpointSlice" => Object::EndpointSlice(serde_json::from_value(value.clone()).unwrap()),
-        "Node" => Object::Node(serde_json::from_value(value.clone()).unwrap()),
-        "ClusterNetworkPolicy" => {
-            Object::ClusterNetworkPolicy(serde_json::from_value(value.clone()).unwrap())
-        }
-        "NetworkPolicy" => Object::NetworkPolicy(serde_json::from_value(value.clone()).unwrap()),
-        "Namespace" => Object::Namespace(serde_json::from_value(value.clone()).unwrap()),
-        "Pod" => Object::Pod(serde_json::from_value(value.clone()).unwrap()),
-        "ServiceCIDR" => Object::ServiceCidr(serde_json::from_value(value.clone()).unwrap()),
-        kind => panic!("{kind}"),
-    };
-    Box::new(Located {
-        object,
-        location: "x.yaml".into(),
-    })
+    Box::new(Located::sample(value))
 }
 
 pub(super) fn service(name: &str, ip: &str) -> Value {
@@ -59,16 +42,19 @@ fn batch(events: Vec<Event>) -> Batch {
     }
 }
 
+/// Lists all kinds, with these objects.
+fn lists(objects: &[Value]) -> Batch {
+    Batch {
+        observed_at: at(1),
+        ..Batch::sample(&Kind::ALL, objects.iter().map(Located::sample))
+    }
+}
+
 /// A synced index that holds these objects.
 pub(crate) fn index(objects: &[Value]) -> (Index, Publication) {
     let mut index = Index::default();
-    let mut events: Vec<Event> = Kind::ALL.into_iter().map(Event::Init).collect();
-    events.extend(objects.iter().map(|o| Event::InitApply(object(o))));
-    events.extend(Kind::ALL.into_iter().map(Event::InitDone));
-    let publication = index
-        .apply(batch(events))
-        .publication
-        .unwrap_or_else(|| Publication::sample(vec![], vec![]));
+    let publication = index.apply(lists(objects)).publication;
+    let publication = publication.unwrap_or_else(|| Publication::sample(vec![], vec![]));
     (index, publication)
 }
 

@@ -4,9 +4,8 @@ use kplane_rig::cluster::objects;
 use serde_json::json;
 
 use super::*;
-use crate::index::tests::index;
-use crate::k8s::Object;
-use crate::source::{Batch, Event, Located};
+use crate::index::tests::{index, object};
+use crate::source::{Batch, Event};
 
 /// Returns the causes of a change of a slice with this many endpoints.
 fn causes(endpoints: usize) -> Causes {
@@ -15,16 +14,14 @@ fn causes(endpoints: usize) -> Causes {
     let ips = (0..endpoints).map(|n| format!("10.0.{}.{}", n / 250, n % 250 + 1));
     let endpoints = ips.map(|ip| objects::endpoint(ip, "n1"));
     let slice = objects::slice("shop", "web-1", "web", endpoints);
-    let object = Object::EndpointSlice(serde_json::from_value(slice).unwrap());
-    let located = Located {
-        object,
-        location: "".into(),
-    };
-    let outcome = index.apply(Batch {
-        events: vec![Event::Apply(Box::new(located))],
-        observed_at: SystemTime::now(),
-    });
-    outcome.causes
+    let events = vec![Event::Apply(object(&slice))];
+    let observed_at = SystemTime::now();
+    index
+        .apply(Batch {
+            events,
+            observed_at,
+        })
+        .causes
 }
 
 fn touched(service: &ServiceName, revision: u64) -> ServiceChange {

@@ -1,10 +1,8 @@
 //! Broken Services, each with the findings that it must get.
 
-use std::time::SystemTime;
-
 use kplane_desired_state::index::Index;
-use kplane_desired_state::k8s::{Kind, Object};
-use kplane_desired_state::source::{Batch, Event, Located};
+use kplane_desired_state::k8s::Kind;
+use kplane_desired_state::source::{Batch, Located};
 use kplane_rig::cluster::objects;
 use serde_json::{Value, json};
 
@@ -26,24 +24,9 @@ fn findings(objects: impl IntoIterator<Item = Value>) -> Vec<Finding> {
 
 /// Returns a synced index that holds these objects.
 fn index(objects: &[Value]) -> Index {
-    let object = |value: &Value| match value["kind"].as_str().unwrap() {
-        "Service" => Object::Service(serde_json::from_value(value.clone()).unwrap()),
-        "EndpointSlice" => Object::EndpointSlice(serde_json::from_value(value.clone()).unwrap()),
-        "ServiceCIDR" => Object::ServiceCidr(serde_json::from_value(value.clone()).unwrap()),
-        kind => panic!("{kind}"),
-    };
-    let located = |value| Located {
-        object: object(value),
-        location: "x.yaml".into(),
-    };
-    let mut events: Vec<Event> = Kind::ALL.into_iter().map(Event::Init).collect();
-    events.extend(objects.iter().map(|value| Event::InitApply(Box::new(located(value)))));
-    events.extend(Kind::ALL.into_iter().map(Event::InitDone));
     let mut index = Index::default();
-    index.apply(Batch {
-        events,
-        observed_at: SystemTime::UNIX_EPOCH,
-    });
+    let objects = objects.iter().map(Located::sample);
+    index.apply(Batch::sample(&Kind::ALL, objects));
     index
 }
 

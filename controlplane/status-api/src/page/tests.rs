@@ -14,8 +14,6 @@ use kplane_agents::connection_limits::{ConnectionGuard, TransportIdentity};
 use kplane_agents::hub::Hub;
 use kplane_agents::identity::{Authenticator, AuthenticatorConfig};
 use kplane_desired_state::admission::Admission;
-use kplane_desired_state::index::CliffGuard;
-use tokio::sync::mpsc;
 use tower::ServiceExt as _;
 
 use super::Page;
@@ -41,10 +39,7 @@ fn open() -> (Arc<Hub>, Router) {
         authorization_file: Some(rules),
         ..AuthenticatorConfig::default()
     };
-    let (_, batches) = mpsc::channel(1);
-    let guard = CliffGuard::default();
-    let (hub, index) = Hub::new(1, "manifests", Admission::default(), guard, batches);
-    tokio::spawn(index);
+    let (hub, _) = Hub::sample_with_index("manifests", Admission::default());
     let authenticator = Authenticator::open(&config, Arc::clone(&hub), None).unwrap();
     let service = Router::new().fallback(|| async { "a service" });
     let router = Page::new(&hub, &authenticator, None).beside(service);

@@ -13,7 +13,6 @@ use kplane_agents::identity::{self, Authenticator};
 use kplane_agents::peers::Collected;
 use kplane_agents::streams::AgentServer;
 use kplane_desired_state::admission::Admission;
-use kplane_desired_state::index::CliffGuard;
 use kplane_desired_state::k8s::Kind;
 use kplane_desired_state::publish::Publication;
 use kplane_desired_state::source::{Batch, Event, kubernetes};
@@ -66,18 +65,8 @@ async fn serve(hub: &Arc<Hub>) -> Channel {
 }
 
 fn publish_node(hub: &Hub, name: &str) {
-    hub.store().publish(Publication {
-        services: Vec::new(),
-        nodes: vec![NodeFacts {
-            name: name.into(),
-            known: true,
-            ..NodeFacts::default()
-        }],
-        policies: Default::default(),
-        service_cidrs: None,
-        observed_at: SystemTime::now(),
-        triggers: Vec::new(),
-    });
+    let publication = Publication::sample(vec![], vec![NodeFacts::sample(name)]);
+    hub.store().publish(publication);
 }
 
 fn hello(node: &str) -> Hello {
@@ -106,14 +95,7 @@ async fn first_update(channel: &Channel, node: &str) -> Result<pb::Update, Statu
 
 #[tokio::test]
 async fn a_name_that_is_no_node_of_the_cluster_is_refused() {
-    let (_, batches) = mpsc::channel(1);
-    let (hub, _) = Hub::new(
-        1,
-        kubernetes::NAME,
-        Admission::default(),
-        CliffGuard::default(),
-        batches,
-    );
+    let hub = Hub::sample(1, kubernetes::NAME);
     let channel = serve(&hub).await;
     // Before the first list no Node is known: agents wait, and unknown ones are refused afterwards.
     let early = tokio::spawn({
@@ -140,15 +122,7 @@ async fn a_name_that_is_no_node_of_the_cluster_is_refused() {
 
 /// A hub whose input has 3,000 problems of 5 kB.
 async fn troubled_hub() -> Arc<Hub> {
-    let (sink, batches) = mpsc::channel(1);
-    let (hub, index) = Hub::new(
-        1,
-        "test",
-        Admission::default(),
-        CliffGuard::default(),
-        batches,
-    );
-    tokio::spawn(index);
+    let (hub, sink) = Hub::sample_with_index("test", Admission::default());
     let issues = (0..3_000).map(|n| Issue {
         severity: Severity::Error,
         code: kplane_model::Reason::InvalidField,
@@ -225,8 +199,7 @@ fn wordy_agent(hub: &Arc<Hub>, name: &str) -> Session {
         failures: vec![failure; 200],
         ..Default::default()
     };
-    let begun = Session::begin(hub.agents(), &name.into(), &hello(name), String::new());
-    let (session, _, _) = begun.unwrap();
+    let session = Session::sample(hub, name);
     session.report(report);
     session
 }
@@ -283,9 +256,7 @@ async fn a_large_fleet_and_many_problems_come_in_answers_of_bounded_size() {
 /// NP: an absent definition is a state, and no problem of the input.
 #[test]
 fn the_status_says_whether_cluster_network_policies_are_defined() {
-    let (_, batches) = mpsc::channel(1);
-    let (admission, guard) = (Admission::default(), CliffGuard::default());
-    let (hub, _) = Hub::new(1, "test", admission, guard, batches);
+    let hub = Hub::sample(1, "test");
     let others = Collected::default();
     let is_absent = || {
         let status = views::control_plane(&hub, &others);
@@ -305,11 +276,8 @@ fn the_status_says_whether_cluster_network_policies_are_defined() {
 /// The kernel of such a node may be in any state by now.
 #[test]
 fn an_agent_that_does_not_look_at_its_kernel_is_not_in_sync() {
-    let (_, batches) = mpsc::channel(1);
-    let (admission, guard) = (Admission::default(), CliffGuard::default());
-    let (hub, _) = Hub::new(1, "test", admission, guard, batches);
-    let (session, _, _) =
-        Session::begin(hub.agents(), &"n1".into(), &hello("n1"), String::new()).unwrap();
+    let hub = Hub::sample(1, "test");
+    let session = Session::sample(&hub, "n1");
     let report = |verified_at_ms| pb::Report {
         epoch: 1,
         applied_revision: hub.store().wanted("n1"),
@@ -349,11 +317,8 @@ fn an_agent_that_does_not_look_at_its_kernel_is_not_in_sync() {
 /// problem for ten.
 #[test]
 fn ages_are_right_whatever_the_time_on_the_node() {
-    let (_, batches) = mpsc::channel(1);
-    let (admission, guard) = (Admission::default(), CliffGuard::default());
-    let (hub, _) = Hub::new(1, "test", admission, guard, batches);
-    let (session, _, _) =
-        Session::begin(hub.agents(), &"n1".into(), &hello("n1"), String::new()).unwrap();
+    let hub = Hub::sample(1, "test");
+    let session = Session::sample(&hub, "n1");
     let now_ms = millis(SystemTime::now()) - 3_600_000;
     session.report(pb::Report {
         epoch: 1,

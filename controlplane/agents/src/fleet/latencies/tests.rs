@@ -1,7 +1,7 @@
 //! Triggers that are remembered from agents' reports.
 
 use std::sync::LazyLock;
-use std::time::{Duration, UNIX_EPOCH};
+use std::time::Duration;
 
 use kplane_desired_state::publish::{Publication, Published, Trigger};
 use kplane_model::{ServiceName, ServicePort};
@@ -23,16 +23,12 @@ fn store(services: &[&str]) -> Store {
         let key = ServiceKey::sample("shop", name);
         let published = Published::new(ServicePort::sample(key.clone()), &[]);
         store.publish(Publication {
-            services: vec![(key, Some(published))],
-            nodes: Vec::new(),
-            policies: Default::default(),
-            service_cidrs: None,
-            observed_at: UNIX_EPOCH,
             triggers: vec![Trigger {
                 at_ms: 1,
                 service,
                 family: Family::V4,
             }],
+            ..Publication::sample(vec![(key, Some(published))], vec![])
         });
     }
     store

@@ -1,11 +1,8 @@
 //! Measurements from reports.
 
-use kplane_desired_state::admission::Admission;
-use kplane_desired_state::index::CliffGuard;
 use kplane_desired_state::publish::{Publication, Published};
 use kplane_model::ServicePort;
-use kplane_proto::v1::{Hello, ObjectFailure, SyncStats};
-use tokio::sync::mpsc;
+use kplane_proto::v1::{ObjectFailure, SyncStats};
 
 use super::*;
 use crate::hub::Hub;
@@ -13,14 +10,7 @@ use crate::hub::Hub;
 const EPOCH: u64 = 1;
 
 fn hub() -> Arc<Hub> {
-    let (_, batches) = mpsc::channel(1);
-    let (admission, guard) = (Admission::default(), CliffGuard::default());
-    Hub::new(EPOCH, "test", admission, guard, batches).0
-}
-
-fn begin(hub: &Arc<Hub>, node: &str) -> Session {
-    let begun = Session::begin(hub.agents(), &node.into(), &Hello::default(), String::new());
-    begun.unwrap().0
+    Hub::sample(EPOCH, "test")
 }
 
 /// Publishes a Service whose change was observed this many seconds ago.
@@ -53,7 +43,7 @@ fn measured(hub: &Hub, revision: u64) -> (u64, u64) {
 fn each_node_is_measured_once_for_each_change_that_it_passes() {
     let hub = hub();
     let old = publish(&hub, "old", 900);
-    let [a, b] = ["a", "b"].map(|name| begin(&hub, name));
+    let [a, b] = ["a", "b"].map(|name| Session::sample(&hub, name));
     for session in [&a, &b] {
         session.report(applied(old));
     }
@@ -77,7 +67,7 @@ fn each_node_is_measured_once_for_each_change_that_it_passes() {
 #[test]
 fn the_time_that_a_report_waited_is_not_measured() {
     let hub = hub();
-    let a = begin(&hub, "a");
+    let a = Session::sample(&hub, "a");
     a.report(applied(publish(&hub, "old", 900)));
     let slow = publish(&hub, "slow", 60);
     let quick = publish(&hub, "quick", 5);
@@ -103,7 +93,7 @@ fn a_large_fleet_spreads_its_reports() {
     let hub = hub();
     let within = |agents: usize| {
         let known = hub.agents().count();
-        let sessions = (known..agents).map(|n| begin(&hub, &format!("n{n}")));
+        let sessions = (known..agents).map(|n| Session::sample(&hub, &format!("n{n}")));
         drop(sessions.collect::<Vec<_>>());
         hub.agents().report_within_ms()
     };
@@ -115,11 +105,11 @@ fn a_large_fleet_spreads_its_reports() {
 fn an_agent_that_was_away_is_measured_and_a_foreign_or_false_report_is_not() {
     let hub = hub();
     let first = publish(&hub, "first", 90);
-    let session = begin(&hub, "a");
+    let session = Session::sample(&hub, "a");
     session.report(applied(first));
     drop(session);
     let missed = publish(&hub, "missed", 30);
-    let session = begin(&hub, "a");
+    let session = Session::sample(&hub, "a");
     session.report(Report {
         epoch: EPOCH + 1,
         ..applied(missed)
@@ -139,7 +129,7 @@ fn an_agent_that_was_away_is_measured_and_a_foreign_or_false_report_is_not() {
 #[test]
 fn a_service_that_failed_does_not_count() {
     let hub = hub();
-    let session = begin(&hub, "a");
+    let session = Session::sample(&hub, "a");
     session.report(applied(publish(&hub, "first", 9)));
     let failed = publish(&hub, "web", 8);
     session.report(Report {
@@ -155,7 +145,7 @@ fn a_service_that_failed_does_not_count() {
 #[test]
 fn hops_add_up() {
     let hub = hub();
-    let session = begin(&hub, "a");
+    let session = Session::sample(&hub, "a");
     let first = publish(&hub, "first", 9);
     session.dispatch().sent(first);
     session.report(applied(first));
@@ -196,7 +186,7 @@ fn hops_add_up() {
 #[test]
 fn memory_has_a_limit() {
     let hub = hub();
-    let session = begin(&hub, "a");
+    let session = Session::sample(&hub, "a");
     session.report(applied(publish(&hub, "first", 0)));
     let timings = &hub.agents().timings;
     let moment = hub.store().moment_of(2).unwrap();

@@ -1,16 +1,11 @@
 //! What streams send, without connections.
 
-use std::time::SystemTime;
-
 use futures_util::{FutureExt as _, StreamExt as _};
-use kplane_desired_state::admission::Admission;
-use kplane_desired_state::index::CliffGuard;
 use kplane_desired_state::publish::{Publication, Published};
 use kplane_model::{RangeDigests, ServiceKey, ServicePort};
 use kplane_proto::convert::decode_object;
-use kplane_proto::v1::{Hello, Update, server_message::Kind};
+use kplane_proto::v1::{Update, server_message::Kind};
 use prost::Message as _;
-use tokio::sync::mpsc;
 
 use super::super::mailbox::{Postman, mailbox};
 use super::super::outbound::Outbound;
@@ -22,9 +17,7 @@ const NODE: &str = "n1";
 
 /// A control plane with so many Services.
 fn control_plane(epoch: u64, services: usize) -> Arc<Hub> {
-    let (_, batches) = mpsc::channel(1);
-    let (admission, guard) = (Admission::default(), CliffGuard::default());
-    let (hub, _) = Hub::new(epoch, "test", admission, guard, batches);
+    let hub = Hub::sample(epoch, "test");
     (0..services).for_each(|number| publish(&hub, &format!("s{number}")));
     hub.store().set_synced();
     hub
@@ -32,15 +25,8 @@ fn control_plane(epoch: u64, services: usize) -> Arc<Hub> {
 
 fn publish(hub: &Hub, name: &str) {
     let port = ServicePort::sample(ServiceKey::sample("shop", name));
-    let key = port.key.clone();
-    hub.store().publish(Publication {
-        services: vec![(key, Some(Published::new(port, &[])))],
-        nodes: Vec::new(),
-        policies: Default::default(),
-        service_cidrs: None,
-        observed_at: SystemTime::now(),
-        triggers: Vec::new(),
-    });
+    let service = (port.key.clone(), Some(Published::new(port, &[])));
+    hub.store().publish(Publication::sample(vec![service], vec![]));
 }
 
 /// A stream of an agent that is welcome; its session lives as long as the postman.
@@ -61,8 +47,7 @@ impl Stream {
     }
 
     fn with(hub: &Arc<Hub>, claim: HeldState) -> Self {
-        let begun = Session::begin(hub.agents(), &NODE.into(), &Hello::default(), String::new());
-        let session = begun.unwrap().0;
+        let session = Session::sample(hub, NODE);
         let (postman, mailbox) = mailbox();
         let (announced, dispatch) = (hub.store().freshness(), session.dispatch());
         let updates = Updates::new(hub, NODE.into(), false, claim, announced, dispatch);

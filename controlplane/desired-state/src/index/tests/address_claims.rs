@@ -108,10 +108,7 @@ fn the_usual_ports_of_nodes_are_refused_unless_the_operator_lists_them() {
             ..Admission::default()
         });
         let objects = [greedy.clone(), node(&["192.0.2.1", "192.0.2.2"], "")];
-        let mut events: Vec<Event> = Kind::ALL.into_iter().map(Event::Init).collect();
-        events.extend(objects.iter().map(|o| Event::InitApply(object(o))));
-        events.extend(Kind::ALL.into_iter().map(Event::InitDone));
-        let publication = index.apply(batch(events)).publication.unwrap();
+        let publication = index.apply(lists(&objects)).publication.unwrap();
         let published = publication.services.iter().filter_map(|(_, new)| new.as_ref());
         let mut at = Vec::new();
         for port in published.map(|published| &published.port) {
@@ -207,14 +204,11 @@ fn what_the_operator_lists_and_where_the_control_plane_listens_is_reserved() {
             reserved: Reserved::new(&listeners, &[]).with_listed(&listed),
             ..Admission::default()
         });
-        let mut events: Vec<Event> = Kind::ALL.into_iter().map(Event::Init).collect();
         let objects = [
             at_address("web", address, port, 0),
             node(&["192.0.2.1"], ""),
         ];
-        events.extend(objects.iter().map(|o| Event::InitApply(object(o))));
-        events.extend(Kind::ALL.into_iter().map(Event::InitDone));
-        index.apply(batch(events));
+        index.apply(lists(&objects));
         let issues = index.issues();
         let is_refused = issues.iter().any(|issue| issue.severity == Severity::Error);
         assert_eq!(is_refused, refused, "{address}:{port}");
@@ -310,10 +304,7 @@ fn services_that_do_not_fit_into_their_namespace_are_refused_and_all_others_serv
         service("b", "10.96.0.2"),
         elsewhere,
     ];
-    let mut events: Vec<Event> = Kind::ALL.into_iter().map(Event::Init).collect();
-    events.extend(objects.iter().map(|o| Event::InitApply(object(o))));
-    events.extend(Kind::ALL.into_iter().map(Event::InitDone));
-    index.apply(batch(events));
+    index.apply(lists(&objects));
     assert_eq!(index.issues(), []);
     assert_eq!(index.totals().services, 3);
     // With one more endpoint of the first Service, the second one no longer fits.

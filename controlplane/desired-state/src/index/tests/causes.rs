@@ -78,10 +78,8 @@ fn a_service_that_changes_is_the_cause_with_its_fields() {
 #[test]
 fn the_first_picture_has_no_causes() {
     let mut index = Index::default();
-    let mut events: Vec<Event> = Kind::ALL.into_iter().map(Event::Init).collect();
-    events.push(Event::InitApply(object(&service("web", "10.96.0.1"))));
-    events.extend(Kind::ALL.into_iter().map(Event::InitDone));
-    assert_eq!(index.apply(batch(events)).causes.others().count(), 0);
+    let first = lists(&[service("web", "10.96.0.1")]);
+    assert_eq!(index.apply(first).causes.others().count(), 0);
 }
 
 #[test]

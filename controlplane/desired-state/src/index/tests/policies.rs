@@ -20,11 +20,8 @@ fn enforcing(objects: &[Value]) -> Index {
         network_policies: Some(Enforce::On),
         ..Admission::default()
     });
-    let kinds = Kind::WITH_POLICIES;
-    let mut events: Vec<Event> = kinds.into_iter().map(Event::Init).collect();
-    events.extend(objects.iter().map(|o| Event::InitApply(object(o))));
-    events.extend(kinds.into_iter().map(Event::InitDone));
-    index.apply(batch(events));
+    let objects = objects.iter().map(Located::sample);
+    index.apply(Batch::sample(&Kind::WITH_POLICIES, objects));
     index
 }
 
@@ -147,10 +144,7 @@ fn services_wait_for_nothing_of_policies() {
         ..Admission::default()
     });
     let list = |kinds: &[Kind], objects: &[Value]| {
-        let begun = kinds.iter().copied().map(Event::Init);
-        let named = objects.iter().map(|of| Event::InitApply(object(of)));
-        let done = kinds.iter().copied().map(Event::InitDone);
-        batch(begun.chain(named).chain(done).collect())
+        Batch::sample(kinds, objects.iter().map(Located::sample))
     };
     let services = index.apply(list(
         &[&Kind::ALL[..], &[Kind::NetworkPolicy]].concat(),

@@ -31,10 +31,7 @@ fn outcome(proxying: &Proxying, objects: &[Value]) -> Result<(), String> {
         proxying: proxying.clone(),
         ..Admission::default()
     });
-    let mut events: Vec<Event> = Kind::ALL.into_iter().map(Event::Init).collect();
-    events.extend(objects.iter().map(|o| Event::InitApply(object(o))));
-    events.extend(Kind::ALL.into_iter().map(Event::InitDone));
-    let publication = index.apply(batch(events)).publication.unwrap();
+    let publication = index.apply(lists(objects)).publication.unwrap();
     is_given(&index, &publication)
 }
 
@@ -107,12 +104,8 @@ fn a_service_is_looked_at_again_when_a_node_comes() {
         proxying: proxying("shop", "pods"),
         ..Admission::default()
     });
-    let mut events: Vec<Event> = Kind::ALL.into_iter().map(Event::Init).collect();
-    for value in [asking("web", "10.96.0.1"), pod("10.244.1.5", 8080, &a_pod)] {
-        events.push(Event::InitApply(object(&value)));
-    }
-    events.extend(Kind::ALL.into_iter().map(Event::InitDone));
-    let publication = index.apply(batch(events)).publication.unwrap();
+    let objects = [asking("web", "10.96.0.1"), pod("10.244.1.5", 8080, &a_pod)];
+    let publication = index.apply(lists(&objects)).publication.unwrap();
     assert!(is_given(&index, &publication).is_err());
     let publication = apply(&mut index, &node());
     assert_eq!(is_given(&index, &publication), Ok(()));

@@ -143,8 +143,7 @@ fn a_first_list_that_begins_anew_holds_nothing() {
     let mut events = vec![Event::Init(Kind::Service)];
     events.extend(objects.iter().step_by(2).map(|o| Event::InitApply(object(o))));
     say(&mut index, events);
-    let events = Kind::ALL.map(|kind| [Event::Init(kind), Event::InitDone(kind)]);
-    say(&mut index, events.into_iter().flatten().collect());
+    say(&mut index, lists(&[]).events);
     assert!(index.is_synced() && index.held().is_none());
     assert_eq!(index.totals(), Totals::default());
 }

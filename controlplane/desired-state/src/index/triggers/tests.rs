@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use crate::index::Index;
 use crate::index::tests::{self, object, service};
 use crate::k8s::{Kind, ObjectId};
-use crate::source::{Batch, Event};
+use crate::source::{Batch, Event, Located};
 
 /// Time at which the process starts and everything is observed: 2026-11-21T06:15:00Z.
 const NOW: u64 = 1_795_241_700;
@@ -42,11 +42,8 @@ fn triggers(index: &mut Index, events: Vec<Event>) -> Vec<String> {
 
 fn list(slices: &[Value]) -> Vec<Event> {
     let services = [service("web", "10.96.0.1"), service("api", "10.96.0.2")];
-    let mut events = Kind::ALL.map(Event::Init).to_vec();
     let objects = services.iter().chain(slices);
-    events.extend(objects.map(|value| Event::InitApply(object(value))));
-    events.extend(Kind::ALL.map(Event::InitDone));
-    events
+    Batch::sample(&Kind::ALL, objects.map(Located::sample)).events
 }
 
 fn synced(slices: &[Value]) -> Index {

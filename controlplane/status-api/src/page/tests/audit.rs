@@ -20,14 +20,7 @@ impl Sheets {
         let (hub, router) = open();
         let mut sessions = Vec::new();
         for (number, report) in reports.into_iter().enumerate() {
-            let name = format!("n{number}");
-            let hello = pb::Hello {
-                protocol_version: 1,
-                node_name: name.clone(),
-                ..pb::Hello::default()
-            };
-            let begun = Session::begin(hub.agents(), &name.as_str().into(), &hello, String::new());
-            let (session, _, _) = begun.unwrap();
+            let session = Session::sample(&hub, &format!("n{number}"));
             session.report(pb::Report {
                 epoch: hub.store().epoch(),
                 applied_revision: u64::MAX,

@@ -3,21 +3,16 @@
 use std::collections::BTreeMap;
 
 use kplane_agents::fleet::Session;
-use kplane_desired_state::admission::Admission;
-use kplane_desired_state::index::CliffGuard;
 use kplane_desired_state::publish::{Publication, Published};
 use kplane_desired_state::source::kubernetes;
 use kplane_model::{NodeFacts, ServiceKey, ServicePort};
-use tokio::sync::mpsc;
 
 use super::*;
 
 const EPOCH: u64 = 1;
 
 fn hub(source: &'static str) -> Arc<Hub> {
-    let (_, batches) = mpsc::channel(1);
-    let (admission, guard) = (Admission::default(), CliffGuard::default());
-    let hub = Hub::new(EPOCH, source, admission, guard, batches).0;
+    let hub = Hub::sample(EPOCH, source);
     hub.store().set_synced();
     hub
 }
@@ -38,20 +33,7 @@ fn publish(hub: &Hub, services: &[(&str, bool)], nodes: &[(&str, bool)]) -> u64 
         known: *known,
         ..NodeFacts::default()
     });
-    hub.store().publish(Publication {
-        services: services.collect(),
-        nodes: nodes.collect(),
-        policies: Default::default(),
-        service_cidrs: None,
-        observed_at: SystemTime::now(),
-        triggers: Vec::new(),
-    })
-}
-
-fn begin(hub: &Arc<Hub>, node: &str) -> Session {
-    let hello = pb::Hello::default();
-    let begun = Session::begin(hub.agents(), &node.into(), &hello, String::new());
-    begun.unwrap().0
+    hub.store().publish(Publication::sample(services.collect(), nodes.collect()))
 }
 
 fn report(applied: u64, verified: u64) -> pb::Report {
@@ -101,7 +83,7 @@ fn each_laggard_has_its_reason() {
     ];
     let known = nodes.map(|name| (name, true));
     let old = publish(&hub, &[("web", true), ("other", true)], &known);
-    let sessions = nodes[1..].iter().map(|name| begin(&hub, name));
+    let sessions = nodes[1..].iter().map(|name| Session::sample(&hub, name));
     let sessions: Vec<_> = sessions.collect();
     let [away, behind, broken, fails, _new, plain, read] = sessions.try_into().unwrap();
     for session in [&away, &behind, &broken, &fails, &plain, &read] {
@@ -164,7 +146,7 @@ fn each_laggard_has_its_reason() {
 fn a_degraded_service_is_served() {
     let hub = hub("test");
     let revision = publish(&hub, &[("web", true)], &[]);
-    let session = begin(&hub, "a");
+    let session = Session::sample(&hub, "a");
     session.report(failed(revision, false));
     assert_eq!(counts_of(&of(&hub, "web")), [1, 0, 0]);
     session.report(failed(revision, true));
@@ -177,7 +159,7 @@ fn few_laggards_are_listed_and_all_are_counted() {
     let names: Vec<String> = (0..30).map(|n| format!("node-{n:02}")).collect();
     let nodes: Vec<_> = names.iter().map(|name| (name.as_str(), true)).collect();
     let revision = publish(&hub, &[("web", true)], &nodes);
-    let session = begin(&hub, "node-00");
+    let session = Session::sample(&hub, "node-00");
     session.report(report(revision, 0));
     let answer = of(&hub, "web");
     assert_eq!(counts_of(&answer), [30, 1, 0]);
@@ -202,7 +184,7 @@ fn nodes_that_are_gone_do_not_count() {
     for (source, left) in [(kubernetes::NAME, 1), ("manifests", 2)] {
         let hub = hub(source);
         let revision = publish(&hub, &[("web", true)], &[("gone", true), ("here", true)]);
-        let sessions = ["gone", "here"].map(|name| begin(&hub, name));
+        let sessions = ["gone", "here"].map(|name| Session::sample(&hub, name));
         for session in &sessions {
             session.report(report(revision, revision));
         }
@@ -220,14 +202,12 @@ fn nodes_that_are_gone_do_not_count() {
 
 #[test]
 fn a_service_that_is_not_served_says_why() {
-    let (_, batches) = mpsc::channel(1);
-    let (admission, guard) = (Admission::default(), CliffGuard::default());
-    let hub = Hub::new(EPOCH, "test", admission, guard, batches).0;
+    let hub = Hub::sample(EPOCH, "test");
     let state = |name: &str| {
         let answer = of(&hub, name);
         (answer.state(), answer.programmed, answer.reason)
     };
-    let session = begin(&hub, "a");
+    let session = Session::sample(&hub, "a");
     assert_eq!(
         state("web").0,
         ServiceState::Uncertain,
@@ -264,7 +244,7 @@ fn a_service_that_is_not_served_says_why() {
 #[test]
 fn durations_are_those_of_the_newest_change() {
     let hub = hub("test");
-    let sessions = ["a", "b"].map(|name| begin(&hub, name));
+    let sessions = ["a", "b"].map(|name| Session::sample(&hub, name));
     let both = |revision| {
         for session in &sessions {
             session.report(report(revision, 0));

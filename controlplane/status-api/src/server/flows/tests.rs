@@ -4,8 +4,6 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::SystemTime;
 
-use kplane_desired_state::admission::Admission;
-use kplane_desired_state::index::CliffGuard;
 use kplane_desired_state::publish::Publication;
 use kplane_model::NodeFacts;
 use kplane_util::clock::millis;
@@ -121,18 +119,10 @@ fn agents_select_a_few_addresses_and_nothing_else() {
 
 #[tokio::test]
 async fn nodes_without_agents_so_far_have_their_share() {
-    let (_, batches) = tokio::sync::mpsc::channel(1);
-    let guard = CliffGuard::default();
-    let (hub, _) = Hub::new(1, "test", Admission::default(), guard, batches);
+    let hub = Hub::sample(1, "test");
     assert_eq!(share(&hub, None), OF_AGENT);
-    hub.store().publish(Publication {
-        services: Vec::new(),
-        nodes: (0..1_000).map(|n| NodeFacts::sample(&format!("n{n}"))).collect(),
-        policies: Default::default(),
-        service_cidrs: None,
-        observed_at: SystemTime::now(),
-        triggers: Vec::new(),
-    });
+    let nodes = (0..1_000).map(|n| NodeFacts::sample(&format!("n{n}")));
+    hub.store().publish(Publication::sample(vec![], nodes.collect()));
     assert_eq!(share(&hub, None), 64);
 }
 

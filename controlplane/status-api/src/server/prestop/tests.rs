@@ -1,11 +1,11 @@
 //! A control plane that has just started says of no Pod that it is gone.
 
 use kplane_desired_state::admission::Admission;
-use kplane_desired_state::index::{CliffGuard, Suspicion, Suspicions};
+use kplane_desired_state::index::{Suspicion, Suspicions};
 use kplane_desired_state::k8s::Kind;
+use kplane_desired_state::source::Batch;
 use kplane_desired_state::source::manifests::parse;
-use kplane_desired_state::source::{Batch, Event};
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::oneshot;
 
 use super::*;
 
@@ -26,14 +26,7 @@ endpoints:
 ";
 
 fn batch() -> Batch {
-    let objects = parse(OBJECTS.into()).objects.into_iter();
-    let objects = objects.map(|located| Event::InitApply(Box::new(located)));
-    let events = Kind::ALL.into_iter().map(Event::Init).chain(objects);
-    let events = events.chain(Kind::ALL.into_iter().map(Event::InitDone));
-    Batch {
-        events: events.collect(),
-        observed_at: SystemTime::now(),
-    }
+    Batch::sample(&Kind::ALL, parse(OBJECTS.into()).objects)
 }
 
 /// Asks about Pod p (1) or q (2), with a time for one that is not terminating; returns the outcome.
@@ -58,10 +51,7 @@ async fn ask(hub: &Arc<Hub>, within: Duration) -> Option<LeavingOutcome> {
 
 #[tokio::test]
 async fn no_pod_is_gone_before_the_source_is_read_and_agents_are_back() {
-    let (source, batches) = mpsc::channel(1);
-    let guard = CliffGuard::default();
-    let (hub, index) = Hub::new(1, "test", Admission::default(), guard, batches);
-    tokio::spawn(index);
+    let (hub, source) = Hub::sample_with_index("test", Admission::default());
     assert_eq!(ask(&hub, Duration::from_millis(50)).await, None);
     source.send(batch()).await.unwrap();
     let outcome = ask(&hub, Duration::from_millis(300)).await;
@@ -73,10 +63,7 @@ async fn no_pod_is_gone_before_the_source_is_read_and_agents_are_back() {
 /// Probes and restarts of containers ask about Pods that go on.
 #[tokio::test]
 async fn the_time_of_a_hook_counts_for_a_pod_that_is_terminating() {
-    let (source, batches) = mpsc::channel(1);
-    let guard = CliffGuard::default();
-    let (hub, index) = Hub::new(1, "test", Admission::default(), guard, batches);
-    tokio::spawn(index);
+    let (hub, source) = Hub::sample_with_index("test", Admission::default());
     source.send(batch()).await.unwrap();
     let short = Duration::from_millis(20);
     let serving = ask_of(&hub, 2, [Duration::from_secs(30), short]).await;
@@ -100,10 +87,7 @@ async fn the_time_of_a_hook_counts_for_a_pod_that_is_terminating() {
 
 #[tokio::test]
 async fn a_node_that_its_neighbours_do_not_reach_need_not_confirm() {
-    let (source, batches) = mpsc::channel(1);
-    let guard = CliffGuard::default();
-    let (hub, index) = Hub::new(1, "test", Admission::default(), guard, batches);
-    tokio::spawn(index);
+    let (hub, source) = Hub::sample_with_index("test", Admission::default());
     source.send(batch()).await.unwrap();
     let long = Duration::from_secs(30);
     let mut asked = Box::pin(ask(&hub, long));

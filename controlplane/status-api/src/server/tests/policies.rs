@@ -1,39 +1,40 @@
 //! NetworkPolicies: lists, descriptions and verdicts.
 
-use kplane_desired_state::k8s::{
-    ClusterNetworkPolicy, EndpointSlice, Namespace, NetworkPolicy, Node, Object, Pod, Service,
-};
 use kplane_desired_state::source::Located;
 use serde_json::{Value, json};
 
 use super::*;
 
-fn policy(name: &str, spec: &Value) -> Object {
-    let value = json!({"metadata": {"namespace": "shop", "name": name}, "spec": spec});
-    Object::NetworkPolicy(serde_json::from_value::<NetworkPolicy>(value).unwrap())
+fn policy(name: &str, spec: &Value) -> Located {
+    Located::sample(&json!({
+        "kind": "NetworkPolicy",
+        "metadata": {"namespace": "shop", "name": name}, "spec": spec,
+    }))
 }
 
-fn pod(namespace: &str, name: &str, app: &str, ip: &str) -> Object {
-    let value = json!({
+fn pod(namespace: &str, name: &str, app: &str, ip: &str) -> Located {
+    Located::sample(&json!({
+        "kind": "Pod",
         "metadata": {"namespace": namespace, "name": name, "labels": {"app": app}},
         "spec": {"nodeName": "n1"},
         "status": {"podIP": ip, "podIPs": [{"ip": ip}], "phase": "Running"},
-    });
-    Object::Pod(serde_json::from_value::<Pod>(value).unwrap())
+    }))
 }
 
-fn namespace(name: &str, team: &str) -> Object {
-    let value = json!({"metadata": {"name": name, "labels": {"team": team}}});
-    Object::Namespace(serde_json::from_value::<Namespace>(value).unwrap())
+fn namespace(name: &str, team: &str) -> Located {
+    Located::sample(&json!({
+        "kind": "Namespace",
+        "metadata": {"name": name, "labels": {"team": team}},
+    }))
 }
 
-fn cluster() -> Vec<Object> {
-    let node = json!({
+fn cluster() -> Vec<Located> {
+    let node = Located::sample(&json!({
+        "kind": "Node",
         "metadata": {"name": "n1"},
         "spec": {"podCIDRs": ["10.0.0.64/26"]},
         "status": {"addresses": [{"type": "InternalIP", "address": "192.0.2.1"}]},
-    });
-    let node = Object::Node(serde_json::from_value::<Node>(node).unwrap());
+    }));
     let db = json!({
         "podSelector": {"matchLabels": {"app": "db"}},
         "policyTypes": ["Ingress"],
@@ -69,36 +70,21 @@ async fn server(enforce: bool) -> StatusServer {
     server_of(enforce, cluster()).await
 }
 
-async fn server_of(enforce: bool, objects: Vec<Object>) -> StatusServer {
+async fn server_of(enforce: bool, objects: Vec<Located>) -> StatusServer {
     StatusServer::new(hub_of(enforce, objects).await)
 }
 
-async fn hub_of(enforce: bool, objects: Vec<Object>) -> Arc<Hub> {
-    let (sink, batches) = mpsc::channel(1);
+async fn hub_of(enforce: bool, objects: Vec<Located>) -> Arc<Hub> {
     let admission = Admission {
         network_policies: enforce.then_some(kplane_desired_state::admission::Enforce::On),
         ..Admission::default()
     };
-    let (hub, index) = Hub::new(1, "test", admission, CliffGuard::default(), batches);
-    tokio::spawn(index);
+    let (hub, sink) = Hub::sample_with_index("test", admission);
     let kinds = match enforce {
         true => &Kind::WITH_POLICIES[..],
         false => &Kind::ALL,
     };
-    let mut events: Vec<Event> = kinds.iter().copied().map(Event::Init).collect();
-    let located = |object| {
-        Event::Apply(Box::new(Located {
-            object,
-            location: "x.yaml".into(),
-        }))
-    };
-    events.extend(objects.into_iter().map(located));
-    events.extend(kinds.iter().copied().map(Event::InitDone));
-    let batch = Batch {
-        events,
-        observed_at: SystemTime::now(),
-    };
-    sink.send(batch).await.unwrap();
+    sink.send(Batch::sample(kinds, objects)).await.unwrap();
     let mut head = hub.store().head();
     let synced = head.wait_for(|head| head.synced);
     timeout(DEADLINE, synced).await.unwrap().unwrap();
@@ -281,9 +267,8 @@ async fn verdicts_name_what_decided() {
 #[expect(clippy::too_many_lines, reason = "one cluster, all its answers")]
 async fn cluster_policies_are_listed_described_and_named_in_verdicts() {
     let tier = |name: &str, spec: Value| {
-        let value = json!({"metadata": {"name": name}, "spec": spec});
-        let policy = serde_json::from_value::<ClusterNetworkPolicy>(value).unwrap();
-        Object::ClusterNetworkPolicy(policy)
+        let kind = "ClusterNetworkPolicy";
+        Located::sample(&json!({"kind": kind, "metadata": {"name": name}, "spec": spec}))
     };
     let mut objects = cluster();
     objects.push(tier(
@@ -368,21 +353,25 @@ async fn a_control_plane_without_policies_says_how_to_get_them() {
 }
 
 /// Adds a Service of both databases, one of which runs on a node of its own.
-fn with_service(mut objects: Vec<Object>) -> Vec<Object> {
+fn with_service(mut objects: Vec<Located>) -> Vec<Located> {
     let node = json!({
+        "kind": "Node",
         "metadata": {"name": "n2"},
         "status": {"addresses": [{"type": "InternalIP", "address": "192.0.2.2"}]},
     });
     let second = json!({
+        "kind": "Pod",
         "metadata": {"namespace": "shop", "name": "db-1", "labels": {"app": "db"}},
         "spec": {"nodeName": "n2"},
         "status": {"podIP": "10.0.1.1", "podIPs": [{"ip": "10.0.1.1"}], "phase": "Running"},
     });
     let service = json!({
+        "kind": "Service",
         "metadata": {"namespace": "shop", "name": "db"},
         "spec": {"type": "NodePort", "clusterIP": "10.96.0.1", "ports": [{"port": 5432, "nodePort": 30432}]},
     });
     let slice = json!({
+        "kind": "EndpointSlice",
         "metadata": {"namespace": "shop", "name": "db-1", "labels": {"kubernetes.io/service-name": "db"}},
         "addressType": "IPv4",
         "ports": [{"port": 5432}],
@@ -392,16 +381,16 @@ fn with_service(mut objects: Vec<Object>) -> Vec<Object> {
         ],
     });
     objects.extend([
-        Object::Node(serde_json::from_value::<Node>(node).unwrap()),
-        Object::Pod(serde_json::from_value::<Pod>(second).unwrap()),
-        Object::Service(serde_json::from_value::<Service>(service).unwrap()),
-        Object::EndpointSlice(serde_json::from_value::<EndpointSlice>(slice).unwrap()),
+        Located::sample(&node),
+        Located::sample(&second),
+        Located::sample(&service),
+        Located::sample(&slice),
     ]);
     objects
 }
 
 /// Returns the codes of what is wrong with a policy, and all texts.
-async fn problems(objects: Vec<Object>, policy: &str) -> (Vec<String>, String) {
+async fn problems(objects: Vec<Located>, policy: &str) -> (Vec<String>, String) {
     let server = server_of(true, objects).await;
     let issues = describe(&server, policy).await.unwrap().issues;
     let warned = issues.iter().filter(|of| of.severity() == pb::Severity::Warning);
@@ -645,22 +634,21 @@ async fn policies_judge_the_address_that_a_masqueraded_packet_has() {
 }
 
 /// A Service whose only endpoint is a program of a node, such as the API server.
-fn with_program(node: &str) -> Vec<Object> {
+fn with_program(node: &str) -> Vec<Located> {
     let service = json!({
+        "kind": "Service",
         "metadata": {"namespace": "shop", "name": "db"},
         "spec": {"clusterIP": "10.96.0.1", "ports": [{"port": 443}]},
     });
     let slice = json!({
+        "kind": "EndpointSlice",
         "metadata": {"namespace": "shop", "name": "db-1", "labels": {"kubernetes.io/service-name": "db"}},
         "addressType": "IPv4",
         "ports": [{"port": 6443}],
         "endpoints": [{"addresses": [node]}],
     });
     let mut objects = cluster();
-    objects.extend([
-        Object::Service(serde_json::from_value::<Service>(service).unwrap()),
-        Object::EndpointSlice(serde_json::from_value::<EndpointSlice>(slice).unwrap()),
-    ]);
+    objects.extend([Located::sample(&service), Located::sample(&slice)]);
     objects
 }
 

@@ -1,6 +1,6 @@
 //! Lists and watches of Services: pages, filters and changes.
 
-use kplane_desired_state::k8s::{Object, ObjectId};
+use kplane_desired_state::k8s::ObjectId;
 use kplane_desired_state::source::Located;
 use kplane_rig::cluster::objects;
 use serde_json::{Value, json};
@@ -19,21 +19,16 @@ struct Cluster {
 
 impl Cluster {
     /// Creates a cluster with these objects.
-    async fn with(objects: Vec<Object>) -> Self {
-        let (batches, received) = mpsc::channel(1);
-        let (admission, guard) = (Admission::default(), CliffGuard::default());
-        let (hub, index) = Hub::new(1, "test", admission, guard, received);
-        tokio::spawn(index);
+    async fn with(objects: Vec<Located>) -> Self {
+        let (hub, batches) = Hub::sample_with_index("test", Admission::default());
         let client = StatusServiceClient::new(serve(&hub).await);
         let cluster = Self {
             hub,
             batches,
             client,
         };
-        let mut events: Vec<Event> = Kind::ALL.into_iter().map(Event::Init).collect();
-        events.extend(objects.into_iter().map(apply));
-        events.extend(Kind::ALL.into_iter().map(Event::InitDone));
-        cluster.send(events).await;
+        let lists = Batch::sample(&Kind::ALL, objects);
+        cluster.send(lists.events).await;
         let mut head = cluster.hub.store().head();
         let synced = head.wait_for(|head| head.synced);
         timeout(DEADLINE, synced).await.unwrap().unwrap();
@@ -67,12 +62,11 @@ impl Cluster {
     }
 }
 
-fn apply(object: Object) -> Event {
-    let location = Arc::from("x.yaml");
-    Event::Apply(Box::new(Located { object, location }))
+fn apply(object: Located) -> Event {
+    Event::Apply(Box::new(object))
 }
 
-fn service(namespace: &str, name: &str, number: usize) -> Object {
+fn service(namespace: &str, name: &str, number: usize) -> Located {
     let ip = format!(
         "10.{}.{}.{}",
         96 + (number >> 16),
@@ -83,19 +77,19 @@ fn service(namespace: &str, name: &str, number: usize) -> Object {
         "clusterIP": ip, "clusterIPs": [ip],
         "ports": [{"name": "http", "port": 80}, {"name": "https", "port": 443}],
     });
-    let value = objects::service(namespace, name, spec);
-    Object::Service(serde_json::from_value(value).unwrap())
+    Located::sample(&objects::service(namespace, name, spec))
 }
 
 /// The endpoints of a Service: address, node, and whether it is ready.
-fn slice(namespace: &str, service: &str, endpoints: &[(&str, &str, bool)]) -> Object {
+fn slice(namespace: &str, service: &str, endpoints: &[(&str, &str, bool)]) -> Located {
     let endpoints = endpoints.iter().map(|(address, node, ready)| {
         json!({
             "addresses": [address], "nodeName": node,
             "conditions": {"ready": ready, "serving": ready, "terminating": false},
         })
     });
-    let value = json!({
+    Located::sample(&json!({
+        "kind": "EndpointSlice",
         "metadata": {
             "namespace": namespace, "name": format!("{service}-1"),
             "labels": {"kubernetes.io/service-name": service},
@@ -106,8 +100,7 @@ fn slice(namespace: &str, service: &str, endpoints: &[(&str, &str, bool)]) -> Ob
             {"name": "https", "port": 8443, "protocol": "TCP"},
         ],
         "endpoints": endpoints.collect::<Vec<Value>>(),
-    });
-    Object::EndpointSlice(serde_json::from_value(value).unwrap())
+    }))
 }
 
 fn names(ports: &[pb::ServiceView]) -> Vec<String> {
@@ -160,7 +153,7 @@ async fn many_services_come_in_pages_that_any_client_takes() {
     assert_eq!(refused.code(), Code::InvalidArgument);
 }
 
-fn shop() -> Vec<Object> {
+fn shop() -> Vec<Located> {
     vec![
         service("shop", "web", 1),
         slice(
@@ -265,17 +258,17 @@ async fn why_from_outside_names_who_has_the_address() {
             "ports": [{"name": "http", "port": 80}],
         });
         spec.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
-        let value = objects::service("shop", name, spec);
-        Object::Service(serde_json::from_value(value).unwrap())
+        Located::sample(&objects::service("shop", name, spec))
     };
     let node = json!({
+        "kind": "Node",
         "metadata": {"name": "n1"},
         "status": {"addresses": [{"type": "InternalIP", "address": "192.0.2.1"}]},
     });
     let node_port =
         json!({"type": "NodePort", "ports": [{"name": "http", "port": 80, "nodePort": 30080}]});
     let mut cluster = Cluster::with(vec![
-        Object::Node(serde_json::from_value(node).unwrap()),
+        Located::sample(&node),
         with("a-first", "10.96.0.1", json!({})),
         with("b-second", "10.96.0.2", json!({})),
         with("c-third", "10.96.0.3", node_port),
