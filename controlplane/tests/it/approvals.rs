@@ -1,53 +1,28 @@
 //! An approval at one replica counts for all that share the document of orders, also for those that start later.
 
-use std::fmt::Write as _;
-use std::path::Path;
 use std::time::Duration;
 
 use kp_controlplane::app::Bound;
 use kplane_desired_state::trust::Trust;
 use kplane_proto::v1 as pb;
-use kplane_proto::v1::status_service_client::StatusServiceClient;
 use tempfile::TempDir;
 use tokio::time::timeout;
 
+use crate::support::manifests::{manifests, put};
 use crate::support::replica::replica;
+use crate::support::status;
 
 const DEADLINE: Duration = Duration::from_secs(30);
 /// Number of Services in a whole folder: enough for a cliff.
 const SERVICES: usize = 200;
 
-fn manifests(services: usize) -> String {
-    (0..services).fold(String::new(), |mut text, n| {
-        let _ = write!(
-            text,
-            "---\napiVersion: v1\nkind: Service\nmetadata: {{name: svc-{n}, namespace: shop}}\n\
-             spec: {{clusterIP: 10.96.0.{}, ports: [{{port: 80}}]}}\n\
-             ---\napiVersion: discovery.k8s.io/v1\nkind: EndpointSlice\n\
-             metadata: {{name: svc-{n}-1, namespace: shop, labels: {{kubernetes.io/service-name: svc-{n}}}}}\n\
-             addressType: IPv4\nendpoints: [{{addresses: [10.0.0.{}]}}]\nports: [{{name: \"\", port: 80}}]\n",
-            n + 1,
-            n + 1
-        );
-        text
-    })
-}
-
-/// Writes a file in one step.
-fn put(folder: &Path, name: &str, text: &str) {
-    let beside = folder.join(".new");
-    std::fs::write(&beside, text).unwrap();
-    std::fs::rename(beside, folder.join(name)).unwrap();
-}
-
 async fn approve(at: &Bound, services: u64) -> pb::ApproveResponse {
-    let address = format!("http://{}", at.status_addr.unwrap());
-    let mut status = StatusServiceClient::connect(address).await.unwrap();
     let seen = pb::ApproveRequest {
         services,
         without_endpoints: 0,
     };
-    status.approve(seen).await.unwrap().into_inner()
+    let approved = status(at).await.approve(seen).await;
+    approved.unwrap().into_inner()
 }
 
 async fn trusts(replica: &Bound, trust: Trust) {
@@ -71,10 +46,10 @@ async fn holds(replica: &Bound, held: bool) {
 #[tokio::test]
 async fn a_cliff_that_is_approved_at_one_replica_is_approved_at_all() {
     let (folder, shared) = (TempDir::new().unwrap(), TempDir::new().unwrap());
-    put(folder.path(), "shop.yaml", &manifests(SERVICES));
+    put(folder.path(), "shop.yaml", manifests(0..SERVICES));
     let first = replica(folder.path(), shared.path()).await;
     let second = replica(folder.path(), shared.path()).await;
-    put(folder.path(), "shop.yaml", &manifests(100));
+    put(folder.path(), "shop.yaml", manifests(0..100));
     holds(&first, true).await;
     holds(&second, true).await;
     let approved = approve(&first, 100).await;
@@ -84,7 +59,7 @@ async fn a_cliff_that_is_approved_at_one_replica_is_approved_at_all() {
     assert_eq!(second.hub().index().summary().borrow().totals.services, 100);
 
     // The next cliff is another picture, and needs another approval.
-    put(folder.path(), "shop.yaml", &manifests(10));
+    put(folder.path(), "shop.yaml", manifests(0..10));
     holds(&first, true).await;
     holds(&second, true).await;
     let mut overrides = second.hub().overrides().changes();
@@ -99,7 +74,7 @@ async fn a_cliff_that_is_approved_at_one_replica_is_approved_at_all() {
 async fn a_replica_that_starts_later_takes_the_approval_of_its_picture_and_no_other() {
     let [folder, other, shared] = [(); 3].map(|()| TempDir::new().unwrap());
     for (folder, broken) in [(&folder, "broken.yaml"), (&other, "wrong.yaml")] {
-        put(folder.path(), "shop.yaml", &manifests(SERVICES));
+        put(folder.path(), "shop.yaml", manifests(0..SERVICES));
         put(folder.path(), broken, "a: [");
     }
     let first = replica(folder.path(), shared.path()).await;
@@ -120,7 +95,7 @@ async fn a_replica_that_starts_later_takes_the_approval_of_its_picture_and_no_ot
     }
     // A picture with fewer Services than the approved one is not covered.
     put(other.path(), "wrong.yaml", "");
-    put(other.path(), "shop.yaml", &manifests(SERVICES - 1));
+    put(other.path(), "shop.yaml", manifests(0..SERVICES - 1));
     let smaller = replica(other.path(), shared.path()).await;
     let mut changes = smaller.hub().overrides().changes();
     timeout(DEADLINE, changes.wait_for(Option::is_some)).await.unwrap().unwrap();

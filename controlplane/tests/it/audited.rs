@@ -2,33 +2,20 @@
 
 use std::path::Path;
 
-use kp_controlplane::app::{Config, Origin};
-use kplane_agents::identity::{self, AuditLog};
+use kplane_agents::identity::AuditLog;
 use kplane_proto::v1 as pb;
-use kplane_proto::v1::status_service_client::StatusServiceClient;
 use tokio::time::{Instant, sleep};
 
-use crate::support::DEADLINE;
 use crate::support::start::start;
+use crate::support::{DEADLINE, status};
 
 #[tokio::test]
 async fn probes_attempts_and_questions_about_clients_leave_lines() {
-    let (manifests, folder) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let folder = tempfile::tempdir().unwrap();
     let log = folder.path().join("audit");
-    let any = Some("127.0.0.1:0".parse().unwrap());
-    let config = Config {
-        agent_listen: any,
-        status_listen: any,
-        http_listen: any,
-        identity: identity::AuthenticatorConfig {
-            audit: AuditLog::File(log.clone()),
-            ..identity::AuthenticatorConfig::default()
-        },
-        ..Config::new(Origin::Manifests(manifests.path().to_owned()))
-    };
-    let bound = start(config).await;
-    let address = format!("http://{}", bound.status_addr.unwrap());
-    let mut client = StatusServiceClient::connect(address).await.unwrap();
+    let audit = AuditLog::File(log.clone());
+    let (bound, _manifests) = start(|config| config.identity.audit = audit).await;
+    let mut client = status(&bound).await;
     let (namespace, name) = ("shop".to_owned(), "web".to_owned());
     // There is no such Service. Whoever asks is written down all the same.
     let probe = pb::ProbeRequest {

@@ -5,11 +5,9 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use kp_controlplane::app::{Bound, Config, Origin};
+use kp_controlplane::app::Bound;
 use kplane_agents::hub::Hub;
-use kplane_agents::identity;
 use kplane_desired_state::admission::Admission;
-use kplane_desired_state::index::CliffGuard;
 use kplane_desired_state::publish::{Publication, Published, Store};
 use kplane_desired_state::trust::Trust;
 use kplane_model::select::merge;
@@ -19,7 +17,6 @@ use kplane_proto::v1::desired_state_service_server::DesiredStateService as _;
 use kplane_proto::v1::object::Kind;
 use kplane_proto::v1::{self as pb, Confidence, DesiredState};
 use kplane_status_api::server::DesiredServer;
-use tokio::sync::mpsc;
 use tokio::time::{Instant, timeout};
 use tokio_stream::StreamExt as _;
 use tonic::transport::Channel;
@@ -30,19 +27,8 @@ use crate::support::start::start;
 /// A deadline far above any step of these tests.
 const DEADLINE: Duration = Duration::from_secs(60);
 
-/// Starts a control plane on an empty folder: tests publish themselves.
 async fn control_plane(watches: usize) -> (Bound, tempfile::TempDir) {
-    let folder = tempfile::tempdir().unwrap();
-    let config = Config {
-        status_listen: Some("127.0.0.1:0".parse().unwrap()),
-        identity: identity::AuthenticatorConfig {
-            watches,
-            ..identity::AuthenticatorConfig::default()
-        },
-        ..Config::new(Origin::Manifests(folder.path().to_owned()))
-    };
-    let bound = start(config).await;
-    (bound, folder)
+    start(|config| config.identity.watches = watches).await
 }
 
 async fn client(bound: &Bound) -> DesiredStateServiceClient<Channel> {
@@ -291,24 +277,10 @@ async fn one_caller_cannot_have_all_watches() {
     );
 }
 
-/// A control plane whose source is silent; what a test sends is what it reads.
-fn silent_hub() -> (Arc<Hub>, mpsc::Sender<kplane_desired_state::source::Batch>) {
-    let (batches, receiver) = mpsc::channel(1);
-    let (hub, task) = Hub::new(
-        7,
-        "tests",
-        Admission::default(),
-        CliffGuard::default(),
-        receiver,
-    );
-    tokio::spawn(task);
-    (hub, batches)
-}
-
 /// The clock is stopped: it advances when all tasks wait.
 #[tokio::test(start_paused = true)]
 async fn a_quiet_stream_shows_that_it_is_alive_also_before_the_source_was_read() {
-    let (hub, _batches) = silent_hub();
+    let (hub, _batches) = Hub::sample_with_index("tests", Admission::default());
     let server = DesiredServer::new(Arc::clone(&hub));
     let request = Request::new(of_node("n1"));
     let mut watch = server.watch_node(request).await.unwrap().into_inner();
@@ -336,7 +308,7 @@ async fn a_quiet_stream_shows_that_it_is_alive_also_before_the_source_was_read()
 /// A name that is unknown when the source has been read ends the watch, although it began before.
 #[tokio::test(start_paused = true)]
 async fn an_unknown_node_is_refused_when_the_nodes_are_known() {
-    let (hub, _batches) = silent_hub();
+    let (hub, _batches) = Hub::sample_with_index("tests", Admission::default());
     let server = DesiredServer::new(Arc::clone(&hub));
     let request = Request::new(of_node("n1"));
     let mut watch = server.watch_node(request).await.unwrap().into_inner();

@@ -50,6 +50,16 @@ kind: Service
 apiVersion: v1
 metadata: {name: z-twin, namespace: shop}
 spec: {clusterIP: 10.96.0.1, ports: [{port: 80}]}
+---
+kind: Service
+apiVersion: v1
+metadata: {name: z-outside, namespace: shop}
+spec: {clusterIP: 10.96.0.5, externalIPs: [203.0.113.1], ports: [{port: 80}]}
+---
+kind: Service
+apiVersion: v1
+metadata: {name: z-on-nodes, namespace: shop}
+spec: {type: NodePort, clusterIP: 10.96.0.6, externalIPs: [203.0.113.1], ports: [{port: 80, nodePort: 30082}]}
 ";
 
 /// Returns the fate of a packet on n2.
@@ -111,6 +121,22 @@ async fn a_place_that_another_service_has_names_its_owner() {
         "{twin:?}"
     );
     assert_eq!(twin.findings[0].code, "AddressConflict");
+}
+
+/// The Service that lost a conflict is told who has its address, also if no destination is named.
+#[tokio::test]
+async fn an_address_outside_that_another_service_has_names_its_owner() {
+    let (bound, _folder) = control_plane(SHOP).await;
+    let why = async |name| fate(&bound, name, PacketSender::Outside, "").await;
+    let owner = "address 203.0.113.1:80/TCP belongs to shop/balanced";
+    let reported = why("balanced").await.unwrap();
+    assert!(reported.findings.iter().all(|of| of.code != "AddressConflict"));
+    let lost = why("z-outside").await.unwrap_err();
+    assert!(lost.message().contains(owner), "{lost}");
+    let reported = why("z-on-nodes").await.unwrap();
+    assert_eq!(reported.to, "192.0.2.12:30082");
+    assert_eq!(reported.findings[0].code, "AddressConflict");
+    assert!(reported.findings[0].text.contains(owner), "{reported:?}");
 }
 
 #[tokio::test]

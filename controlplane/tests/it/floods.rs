@@ -12,7 +12,6 @@ use kplane_agents::identity;
 use kplane_desired_state::publish::{Publication, Published};
 use kplane_http::client::{get, until};
 use kplane_model::{Endpoint, EndpointAddr, ServiceKey, ServicePort};
-use kplane_proto::v1::server_message;
 use kplane_rig::flood::{HEADERS, PREFACE, client_hello, opened, opened_and_reset};
 use kplane_rig::usage;
 use kplane_tls::{ClientConfig, ClientFiles, Files as _, Wire, greet};
@@ -79,14 +78,7 @@ impl Stage {
         let published = Published::new(ServicePort::sample(key.clone()), &[ready]);
         let publication = Publication::sample(vec![(key, Some(published))], vec![]);
         let revision = self.bound.hub().store().publish(publication);
-        loop {
-            let message = self.bystander.next().await.unwrap();
-            if let server_message::Kind::Update(update) = message
-                && update.end.is_some_and(|end| end.revision >= revision)
-            {
-                break;
-            }
-        }
+        self.bystander.reach(revision).await;
         let stream = TcpStream::connect(agents(&self.bound)).await.unwrap();
         let newcomer = wire(&self.certs, "n3", stream).await;
         Peer::over(newcomer, hello("n3")).await.unwrap();

@@ -1,6 +1,5 @@
 //! Starts on a broken folder: a real folder, a real control plane, the status API's view.
 
-use std::fmt::Write as _;
 use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::PathBuf;
@@ -13,38 +12,13 @@ use kplane_desired_state::trust::Trust;
 use tempfile::TempDir;
 use tokio::time::timeout;
 
+use crate::support::manifests::{manifests, put, slice};
 use crate::support::synced;
 
 /// A deadline far above any step of these tests.
 const DEADLINE: Duration = Duration::from_secs(30);
 /// Number of Services in a complete folder.
 const SERVICES: usize = 100;
-
-/// Returns manifests of Services with these numbers, each with one endpoint.
-fn manifests(numbers: impl IntoIterator<Item = usize>) -> String {
-    let mut text = String::new();
-    for n in numbers {
-        let _ = write!(
-            text,
-            "---\napiVersion: v1\nkind: Service\nmetadata: {{name: svc-{n}, namespace: shop}}\n\
-             spec: {{clusterIP: 10.96.{}.{}, ports: [{{port: 80}}]}}\n{}",
-            n / 250,
-            n % 250 + 1,
-            slice(n)
-        );
-    }
-    text
-}
-
-fn slice(n: usize) -> String {
-    format!(
-        "---\napiVersion: discovery.k8s.io/v1\nkind: EndpointSlice\n\
-         metadata: {{name: svc-{n}-1, namespace: shop, labels: {{kubernetes.io/service-name: svc-{n}}}}}\n\
-         addressType: IPv4\nendpoints: [{{addresses: [10.0.{}.{}]}}]\nports: [{{name: \"\", port: 80}}]\n",
-        n / 250,
-        n % 250 + 1
-    )
-}
 
 /// The Services without their slices.
 fn services() -> String {
@@ -135,11 +109,8 @@ impl Plane {
 struct Folder(PathBuf);
 
 impl Folder {
-    /// Writes a file atomically, as careful programs do.
     fn put(&self, name: &str, text: impl AsRef<[u8]>) {
-        let beside = self.0.join(".new");
-        fs::write(&beside, text).unwrap();
-        fs::rename(beside, self.0.join(name)).unwrap();
+        put(&self.0, name, text);
     }
 
     fn whole(&self) {

@@ -262,40 +262,6 @@ async fn an_editor_that_renames_the_old_file_away_deletes_nothing() {
 }
 
 #[tokio::test]
-async fn half_a_file_deletes_nothing() {
-    let mut watched = Watched::folder(&[("a.yaml", "a b")]).await;
-    put(
-        &watched.at("a.yaml"),
-        "apiVersion: v1\nkind: Service\nmetadata: {name: a",
-    );
-    assert_eq!(
-        watched.batch().await,
-        [
-            "a.yaml, document 1, line 3: document: is not valid YAML: unclosed bracket '{'; 2 \
-             objects of this file keep their last good state",
-        ]
-    );
-    watched.put("a.yaml", "a b");
-    // The list of issues is empty now; there are no other events.
-    assert_eq!(watched.batch().await, [""; 0]);
-}
-
-#[tokio::test]
-async fn an_emptied_file_deletes_nothing() {
-    let mut watched = Watched::folder(&[("a.yaml", "a")]).await;
-    put(&watched.at("a.yaml"), "");
-    assert_eq!(
-        watched.batch().await,
-        [
-            "a.yaml: file: is empty; delete the file to remove its objects; 1 object of this file \
-             keeps its last good state"
-        ]
-    );
-    fs::remove_file(watched.at("a.yaml")).unwrap();
-    assert_eq!(watched.batch().await, ["delete a"]);
-}
-
-#[tokio::test]
 async fn a_file_that_becomes_unreadable_deletes_nothing() {
     let mut watched = Watched::folder(&[("a.yaml", "a")]).await;
     // Root may read everything, so the file becomes a link to nothing instead.
@@ -338,16 +304,6 @@ async fn subfolders_come_and_go() {
     assert_eq!(watched.batch().await, ["apply c", "vanished b"]);
     fs::rename(watched.at("new"), &outside).unwrap();
     assert_eq!(watched.batch().await, ["vanished c"]);
-}
-
-#[tokio::test]
-async fn duplicates_take_over() {
-    let mut watched = Watched::folder(&[("a.yaml", "web"), ("b.yaml", "web")]).await;
-    let other = services("web") + "spec: {clusterIP: 10.0.0.1}\n";
-    put(&watched.at("b.yaml"), &other);
-    watched.reported_nothing().await;
-    fs::remove_file(watched.at("a.yaml")).unwrap();
-    assert_eq!(watched.batch().await, ["apply web"]);
 }
 
 #[tokio::test]

@@ -13,7 +13,7 @@ use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use kp_controlplane::app::{Bound, Config, Origin, Protection};
+use kp_controlplane::app::{Bound, Config, Protection};
 use kplane_agents::peers::{self, PeerFlags};
 use kplane_desired_state::publish::Publication;
 use kplane_model::NodeFacts;
@@ -27,7 +27,7 @@ use tonic::transport::Channel;
 use crate::support::loopback::addresses;
 use crate::support::reporter::{Agent, web};
 use crate::support::start::start;
-use crate::support::{DEADLINE, hello};
+use crate::support::{DEADLINE, hello, status};
 
 /// The time in which an answer must come, even if a replica is silent: a second, and some for a busy machine.
 const SOON: Duration = Duration::from_millis(1_800);
@@ -63,25 +63,18 @@ impl Replica {
         peers: peers::Config,
         change: impl FnOnce(&mut Config),
     ) -> Self {
-        let folder = tempfile::tempdir().unwrap();
-        let mut config = Config {
-            agent_listen: Some("127.0.0.1:0".parse().unwrap()),
-            status_listen: Some(at),
-            protection: Protection::PlainText { exposed: false },
-            peers,
-            ..Config::new(Origin::Manifests(folder.path().to_owned()))
-        };
-        change(&mut config);
-        let bound = start(config).await;
-        Self {
-            bound,
-            _folder: folder,
-        }
+        let started = start(|config| {
+            config.status_listen = Some(at);
+            config.protection = Protection::PlainText { exposed: false };
+            config.peers = peers;
+            change(config);
+        });
+        let (bound, _folder) = started.await;
+        Self { bound, _folder }
     }
 
     async fn status(&self) -> StatusServiceClient<Channel> {
-        let address = format!("http://{}", self.bound.status_addr.unwrap());
-        StatusServiceClient::connect(address).await.unwrap()
+        status(&self.bound).await
     }
 
     /// Returns the fleet from all its pages, and the time that the first page took.
@@ -330,12 +323,6 @@ async fn what_one_replica_answers_alone_says_so() {
     let [at] = addresses::<1>();
     let alone = Replica::start(at, peers::Config::default()).await;
     assert_eq!(unasked(&alone).await, [0; 3]);
-}
-
-#[tokio::test]
-async fn without_peers_a_replica_answers_alone() {
-    let [at] = addresses::<1>();
-    let replica = Replica::start(at, peers::Config::default()).await;
-    let (fleet, _) = replica.fleet(0).await;
+    let (fleet, _) = alone.fleet(0).await;
     assert_eq!((fleet.replicas, fleet.missing_replicas.len()), (0, 0));
 }

@@ -3,11 +3,10 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use kp_controlplane::app::{Bound, Config, Origin};
+use kp_controlplane::app::Bound;
 use kplane_agents::connection_limits::{Limits, PATIENCE};
 use kplane_http::client::get;
 use kplane_proto::v1::agent_service_client::AgentServiceClient;
-use kplane_proto::v1::status_service_client::StatusServiceClient;
 use kplane_proto::v1::{self as pb, server_message};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpSocket, TcpStream};
@@ -16,22 +15,13 @@ use tokio::time::{Instant, sleep, timeout};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::transport::Endpoint;
 
-use crate::support::{DEADLINE, Peer, closed, hello, synced};
+use crate::support::{DEADLINE, Peer, closed, empty, hello, status};
 
 /// The connection preface of an HTTP/2 client.
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 
 async fn control_plane(agent_limits: Limits) -> (Bound, tempfile::TempDir) {
-    let folder = tempfile::tempdir().unwrap();
-    let any = Some("127.0.0.1:0".parse().unwrap());
-    let config = Config {
-        agent_listen: any,
-        status_listen: any,
-        http_listen: any,
-        agent_limits,
-        ..Config::new(Origin::Manifests(folder.path().to_owned()))
-    };
-    (synced(config).await, folder)
+    empty(|config| config.agent_limits = agent_limits).await
 }
 
 /// Waits until the metrics have a line. Where the clock is paused, only the pauses between two looks let it advance: they are
@@ -135,8 +125,7 @@ async fn what_ended_gives_its_descriptor_back() {
 #[tokio::test(start_paused = true)]
 async fn who_has_asked_something_may_stay() {
     let (bound, _folder) = control_plane(Limits::AGENTS).await;
-    let address = format!("http://{}", bound.status_addr.unwrap());
-    let mut client = StatusServiceClient::connect(address).await.unwrap();
+    let mut client = status(&bound).await;
     for _ in 0..2 {
         client.get_fleet(pb::GetFleetRequest::default()).await.unwrap();
         sleep(PATIENCE * 2).await;

@@ -90,25 +90,21 @@ impl Agent {
         question.unwrap().unwrap()
     }
 
-    async fn say_edges(&self, asked: &pb::Inspect, edges: pb::Edges) {
-        let inspection = pb::Inspection {
-            token: asked.token,
-            edges: Some(edges),
-            ..pb::Inspection::default()
-        };
-        self.say(agent_message::Kind::Inspection(inspection)).await;
+    /// Answers a question.
+    async fn reply(&self, asked: &pb::Inspect, answer: pb::Inspection) {
+        let token = asked.token;
+        let answer = pb::Inspection { token, ..answer };
+        self.say(agent_message::Kind::Inspection(answer)).await;
     }
 
-    async fn answer(&self, token: u64, servers: Vec<pb::VirtualServer>) {
-        let inspection = pb::Inspection {
-            token,
+    async fn answer(&self, asked: &pb::Inspect, servers: Vec<pb::VirtualServer>) {
+        let answer = pb::Inspection {
             servers,
             age_ms: 1_200,
             more: 3,
-            error: String::new(),
             ..pb::Inspection::default()
         };
-        self.say(agent_message::Kind::Inspection(inspection)).await;
+        self.reply(asked, answer).await;
     }
 }
 
@@ -139,19 +135,37 @@ async fn listen(
     }
 }
 
-async fn describe(bound: &Bound) -> Vec<pb::NodeServiceStatus> {
+async fn description(bound: &Bound) -> pb::ServiceDescription {
     let request = pb::DescribeServiceRequest {
         namespace: "shop".to_owned(),
         name: "web".to_owned(),
     };
-    let server = StatusServer::new(Arc::clone(bound.hub()));
-    let described = server.describe_service(Request::new(request)).await;
-    let described = described.unwrap().into_inner();
+    let described = server(bound).describe_service(Request::new(request)).await;
+    described.unwrap().into_inner()
+}
+
+async fn describe(bound: &Bound) -> Vec<pb::NodeServiceStatus> {
+    let described = description(bound).await;
     let summary = described.convergence.unwrap();
     let programmed = described.nodes.iter().filter(|node| node.programmed);
     assert_eq!(summary.programmed, programmed.count() as u64);
     assert_eq!(summary.nodes, described.nodes.len() as u64);
     described.nodes
+}
+
+fn server(bound: &Bound) -> StatusServer {
+    StatusServer::new(Arc::clone(bound.hub()))
+}
+
+/// Asks what happens to a packet to shop/web on a node.
+fn packet(node: &str, sender: pb::PacketSender) -> Request<pb::ExplainRequest> {
+    Request::new(pb::ExplainRequest {
+        namespace: "shop".to_owned(),
+        name: "web".to_owned(),
+        node: node.to_owned(),
+        sender: sender.into(),
+        ..pb::ExplainRequest::default()
+    })
 }
 
 fn server_of(name: &str) -> pb::VirtualServer {
@@ -180,7 +194,7 @@ async fn who_has_virtual_servers_is_asked_and_answers() {
         assert_eq!((&*asked.namespace, &*asked.name), ("shop", "web"));
         // Virtual servers of other Services are not shown.
         let servers = vec![server_of("web"), server_of("other")];
-        with.answer(asked.token, servers).await;
+        with.answer(&asked, servers).await;
     };
     let (nodes, ()) = tokio::join!(describe(&bound), answer);
     let servers = nodes[0].servers.as_ref().unwrap();
@@ -203,21 +217,12 @@ fn finding(code: &str, severity: pb::Severity) -> pb::Finding {
 #[tokio::test]
 async fn a_service_says_that_its_file_is_broken() {
     let (bound, folder) = control_plane(WEB).await;
-    let server = StatusServer::new(Arc::clone(bound.hub()));
-    let described = async || {
-        let request = pb::DescribeServiceRequest {
-            namespace: "shop".to_owned(),
-            name: "web".to_owned(),
-        };
-        let shown = server.describe_service(Request::new(request)).await;
-        shown.unwrap().into_inner()
-    };
-    assert_eq!(described().await.issues, []);
+    assert_eq!(description(&bound).await.issues, []);
     let broken = WEB.replace("clusterIP: 10.96.0.1", "clusterIP: [10.96.0.1");
     std::fs::write(folder.path().join("all.yaml"), broken).unwrap();
     let until = Instant::now() + DEADLINE;
     let shown = loop {
-        let shown = described().await;
+        let shown = description(&bound).await;
         if !shown.issues.is_empty() {
             break shown;
         }
@@ -246,14 +251,8 @@ status: {addresses: [{type: InternalIP, address: 192.0.2.1}]}
     let mut own = Agent::connect(&bound, "n1", None).await;
     let mut neighbour = Agent::connect(&bound, "n2", None).await;
     tokio::time::pause();
-    let server = StatusServer::new(Arc::clone(bound.hub()));
-    let request = pb::ExplainRequest {
-        namespace: "shop".to_owned(),
-        name: "web".to_owned(),
-        node: "n1".to_owned(),
-        sender: pb::PacketSender::Outside.into(),
-        ..pb::ExplainRequest::default()
-    };
+    let server = server(&bound);
+    let asked = server.try_service(packet("n1", pb::PacketSender::Outside));
     let answers = async {
         assert_eq!(own.question().await.attempts, ["10.244.1.1:8080"]);
         let asked = neighbour.question().await;
@@ -263,13 +262,12 @@ status: {addresses: [{type: InternalIP, address: 192.0.2.1}]}
             ..pb::Attempt::default()
         };
         let inspection = pb::Inspection {
-            token: asked.token,
             attempts: vec![silent],
             ..pb::Inspection::default()
         };
-        neighbour.say(agent_message::Kind::Inspection(inspection)).await;
+        neighbour.reply(&asked, inspection).await;
     };
-    let (shown, ()) = tokio::join!(server.try_service(Request::new(request)), answers);
+    let (shown, ()) = tokio::join!(asked, answers);
     let shown = shown.unwrap().into_inner();
     let through = &shown.attempts[0];
     assert!(through.through_service && through.node == "n2", "{shown:?}");
@@ -301,8 +299,7 @@ async fn nodes_try_the_ports_by_which_others_are_found_dead() {
             neighbours: true,
             ..pb::ProbeRequest::default()
         };
-        let server = StatusServer::new(Arc::clone(bound.hub()));
-        let report = server.probe_nodes(Request::new(request)).await;
+        let report = server(bound).probe_nodes(Request::new(request)).await;
         report.unwrap().into_inner()
     };
     let off = start(suspects::Mode::Off).await;
@@ -327,11 +324,10 @@ async fn nodes_try_the_ports_by_which_others_are_found_dead() {
                 ..pb::Attempt::default()
             });
             let inspection = pb::Inspection {
-                token: asked.token,
                 attempts: attempts.into(),
                 ..pb::Inspection::default()
             };
-            agent.say(agent_message::Kind::Inspection(inspection)).await;
+            agent.reply(&asked, inspection).await;
         }
     };
     let (report, ()) = tokio::join!(ask(&bound), answers);
@@ -380,15 +376,11 @@ async fn what_drops_packets_on_nodes_is_told_to_those_whose_packets_pass_there()
         agents.push(agent);
     }
     tokio::time::pause();
-    let server = StatusServer::new(Arc::clone(bound.hub()));
-    let request = pb::ExplainRequest {
-        namespace: "shop".to_owned(),
-        name: "web".to_owned(),
-        node: "n2".to_owned(),
-        sender: pb::PacketSender::Pod.into(),
-        ..pb::ExplainRequest::default()
-    };
-    let shown = server.explain(Request::new(request)).await.unwrap().into_inner();
+    let shown = server(&bound)
+        .explain(packet("n2", pb::PacketSender::Pod))
+        .await
+        .unwrap()
+        .into_inner();
     let shown: Vec<_> = shown.findings.iter().map(|of| (&*of.code, of.nodes.join(","))).collect();
     let of = |code, nodes: &str| (code, nodes.to_owned());
     assert_eq!(
@@ -396,11 +388,7 @@ async fn what_drops_packets_on_nodes_is_told_to_those_whose_packets_pass_there()
         [of("ForwardingOff", "n1"), of("ForwardPolicyDrop", "n2")]
     );
     // A description is about all nodes, and names what certainly drops packets.
-    let request = pb::DescribeServiceRequest {
-        namespace: "shop".to_owned(),
-        name: "web".to_owned(),
-    };
-    let shown = server.describe_service(Request::new(request)).await.unwrap().into_inner();
+    let shown = description(&bound).await;
     let shown = shown.findings.iter().filter(|of| of.text == "drops packets");
     let shown: Vec<_> = shown.map(|of| (&*of.code, of.nodes.join(","))).collect();
     assert_eq!(
@@ -425,8 +413,8 @@ async fn an_agent_that_does_not_answer_costs_two_seconds() {
     let answer = async {
         let asked = agent.question().await;
         assert_ne!(asked.token, late.token);
-        agent.answer(late.token, Vec::new()).await;
-        agent.answer(asked.token, vec![server_of("web")]).await;
+        agent.answer(&late, Vec::new()).await;
+        agent.answer(&asked, vec![server_of("web")]).await;
     };
     let (nodes, ()) = tokio::join!(describe(&bound), answer);
     let servers = nodes[0].servers.as_ref().unwrap();
@@ -443,16 +431,16 @@ async fn an_agent_that_does_not_know_a_question_is_not_one_without_connections()
     tokio::time::pause();
     let answers = async {
         let asked = older.question().await;
-        older.answer(asked.token, Vec::new()).await;
+        older.answer(&asked, Vec::new()).await;
+        let asked = unable.question().await;
         let inspection = pb::Inspection {
-            token: unable.question().await.token,
             connected: Some(pb::Connected {
                 error: "too many".to_owned(),
                 ..pb::Connected::default()
             }),
             ..pb::Inspection::default()
         };
-        unable.say(agent_message::Kind::Inspection(inspection)).await;
+        unable.reply(&asked, inspection).await;
     };
     let (status, ()) = tokio::join!(flows(&bound, ""), answers);
     let status = status.unwrap();
@@ -477,8 +465,7 @@ async fn flows(bound: &Bound, from: &str) -> Result<pb::FlowsAnswer, Status> {
         from: from.to_owned(),
         ..pb::FlowsRequest::default()
     };
-    let server = StatusServer::new(Arc::clone(bound.hub()));
-    let answer = server.get_flows(Request::new(request)).await;
+    let answer = server(bound).get_flows(Request::new(request)).await;
     answer.map(tonic::Response::into_inner)
 }
 
@@ -506,18 +493,17 @@ async fn who_is_connected_is_asked_of_all_agents() {
         ..pb::Connected::default()
     };
     let answers = async {
-        let token = older.question().await.token;
-        older.answer(token, Vec::new()).await;
+        let asked = older.question().await;
+        older.answer(&asked, Vec::new()).await;
         let asked = agent.question().await;
-        let question = asked.connected.unwrap();
+        let question = asked.connected.as_ref().unwrap();
         assert_eq!(question.ports[0].addresses, ["10.96.0.1"]);
         assert_eq!((question.most, question.clients.len()), (1_000, 0));
         let inspection = pb::Inspection {
-            token: asked.token,
             connected: Some(connected),
             ..pb::Inspection::default()
         };
-        agent.say(agent_message::Kind::Inspection(inspection)).await;
+        agent.reply(&asked, inspection).await;
     };
     let (answer, ()) = tokio::join!(flows(&bound, ""), answers);
     let answer = answer.unwrap();
@@ -534,6 +520,13 @@ async fn who_is_connected_is_asked_of_all_agents() {
 
     for wrong in ["web", "node/n9", "pod/shop/cart-1"] {
         assert!(flows(&bound, wrong).await.is_err(), "{wrong}");
+    }
+}
+
+fn with_edges(edges: pb::Edges) -> pb::Inspection {
+    pb::Inspection {
+        edges: Some(edges),
+        ..pb::Inspection::default()
     }
 }
 
@@ -573,19 +566,19 @@ async fn who_talked_to_whom_is_asked_of_all_agents() {
             error: "its agent does not count".to_owned(),
             ..pb::Edges::default()
         };
-        off.say_edges(&asked, none).await;
+        off.reply(&asked, with_edges(none)).await;
         let asked = agent.question().await;
         let question = asked.edges.as_ref().unwrap();
         assert_eq!((question.since_s, question.most), (600, 1_000));
         assert_eq!(question.services, ["shop/web"]);
-        agent.say_edges(&asked, edges).await;
+        agent.reply(&asked, with_edges(edges)).await;
     };
     let request = pb::GraphRequest {
         services: vec!["shop/web".to_owned()],
         since_s: 600,
         ..pb::GraphRequest::default()
     };
-    let server = StatusServer::new(Arc::clone(bound.hub()));
+    let server = server(&bound);
     let (answer, ()) = tokio::join!(server.get_graph(Request::new(request)), answers);
     let answer = answer.unwrap().into_inner();
     assert_eq!((answer.asked, answer.answered, answer.more), (2, 1, 40));
@@ -614,7 +607,7 @@ async fn many_questions_wait_for_each_other_and_too_many_are_not_asked() {
         while let Ok(question) = timeout(Duration::from_secs(1), agent.questions.recv()).await {
             let waiting = agent.questions.try_recv();
             assert!(waiting.is_err(), "a second question: {waiting:?}");
-            agent.answer(question.unwrap().token, Vec::new()).await;
+            agent.answer(&question.unwrap(), Vec::new()).await;
             answered += 1;
         }
         answered
@@ -707,11 +700,10 @@ fn counted(packets: u64) -> pb::Denials {
 async fn deny(agent: &mut Agent, denials: Option<pb::Denials>) -> pb::DenialsQuestion {
     let asked = agent.question().await;
     let inspection = pb::Inspection {
-        token: asked.token,
         denials,
         ..pb::Inspection::default()
     };
-    agent.say(agent_message::Kind::Inspection(inspection)).await;
+    agent.reply(&asked, inspection).await;
     asked.denials.unwrap()
 }
 
@@ -736,7 +728,7 @@ async fn enforcing() -> (StatusServer, [Agent; 2], (Bound, tempfile::TempDir)) {
         Agent::connect(&bound, "n1", None).await,
         Agent::connect(&bound, "n2", None).await,
     ];
-    let server = StatusServer::new(Arc::clone(bound.hub()));
+    let server = server(&bound);
     (server, agents, (bound, folder))
 }
 

@@ -6,43 +6,31 @@ use std::net::SocketAddr;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use kp_controlplane::app::{Bound, Config, Origin};
-use kplane_agents::connection_limits::Limits;
+use kp_controlplane::app::Bound;
 use kplane_agents::peers::Listed;
 use kplane_desired_state::freshness::{Freshness, Versions};
 use kplane_desired_state::k8s::Kind;
 use kplane_desired_state::publish::{Publication, Published};
+use kplane_http::client::{Reply, get};
 use kplane_model::{ServiceKey, ServicePort};
 use kplane_proto::v1::agent_service_client::AgentServiceClient;
 use kplane_proto::v1::{self as pb, AgentMessage, Hello, ServerMessage, server_message};
 use kplane_rig::loopback::unused;
 use kplane_rig::process::Process;
 use nix::sys::signal::Signal;
-use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
-use tokio::net::TcpStream;
 use tokio::sync::{mpsc, watch};
 use tokio::time::timeout;
 use tonic::Streaming;
 use tonic::body::Body;
 use tonic::client::GrpcService;
 
-use crate::support::{hello, sync, synced};
+use crate::support::{empty, hello, sync};
 
 /// A deadline far above any step of these tests.
 const DEADLINE: Duration = Duration::from_secs(30);
 
-/// Starts a control plane on an empty folder: tests publish themselves.
 async fn control_plane(snapshots_per_second: u32) -> (Bound, tempfile::TempDir) {
-    let folder = tempfile::tempdir().unwrap();
-    let config = Config {
-        http_listen: Some("127.0.0.1:0".parse().unwrap()),
-        agent_limits: Limits {
-            snapshots_per_second,
-            ..Limits::AGENTS
-        },
-        ..Config::new(Origin::Manifests(folder.path().to_owned()))
-    };
-    (synced(config).await, folder)
+    empty(|config| config.agent_limits.snapshots_per_second = snapshots_per_second).await
 }
 
 fn publication(service: &str) -> Publication {
@@ -170,13 +158,8 @@ async fn a_stream_names_the_replicas_of_the_control_plane() {
     timeout(DEADLINE, drained).await.unwrap().unwrap();
 }
 
-async fn readiness(bound: &Bound) -> String {
-    let mut stream = TcpStream::connect(bound.http_addr.unwrap()).await.unwrap();
-    let request = "GET /readyz HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n";
-    stream.write_all(request.as_bytes()).await.unwrap();
-    let mut answer = String::new();
-    stream.read_to_string(&mut answer).await.unwrap();
-    answer
+async fn readiness(bound: &Bound) -> Reply {
+    get(bound.http_addr.unwrap(), "/readyz").await.unwrap()
 }
 
 #[tokio::test]
@@ -189,7 +172,7 @@ async fn a_control_plane_that_drains_sends_its_agents_away_and_takes_no_new_ones
         stream.end().await;
         streams.push(stream);
     }
-    assert!(readiness(&bound).await.starts_with("HTTP/1.1 200"));
+    assert_eq!(readiness(&bound).await.status, 200);
     let started = Instant::now();
     let hub = bound.hub().clone();
     let drained = tokio::spawn(async move { hub.streams().draining.begin(DEADLINE).await });
@@ -204,10 +187,8 @@ async fn a_control_plane_that_drains_sends_its_agents_away_and_takes_no_new_ones
         "{late:?}"
     );
     let answer = readiness(&bound).await;
-    assert!(
-        answer.starts_with("HTTP/1.1 503") && answer.contains("about to stop"),
-        "{answer}"
-    );
+    assert_eq!(answer.status, 503);
+    assert!(answer.body.contains("about to stop"), "{}", answer.body);
     // It ends as soon as all have left.
     drained.await.unwrap();
     assert!(started.elapsed() < DEADLINE / 2);

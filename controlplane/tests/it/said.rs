@@ -5,17 +5,16 @@ use std::io;
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
-use kp_controlplane::app::{Bound, Config, Origin, build};
+use kp_controlplane::app::Bound;
 use kplane_proto::v1::agent_service_client::AgentServiceClient;
 use kplane_proto::v1::{self as pb, AgentMessage, Hello, agent_message, server_message};
-use tempfile::TempDir;
 use tokio::sync::mpsc;
 use tokio::time::timeout;
 use tonic::Streaming;
 use tonic::transport::{Channel, Endpoint};
 
 use crate::support::alone::is_alone;
-use crate::support::{DEADLINE, control_plane, hello, sync};
+use crate::support::{DEADLINE, control_plane, empty, hello, sync};
 
 /// Nearly as much as a message may have.
 const LONG: usize = 230_000;
@@ -53,16 +52,6 @@ impl io::Write for Log {
     }
 }
 
-/// Starts a control plane of an empty folder, with a port for agents.
-async fn with_port() -> (Bound, TempDir) {
-    let folder = tempfile::tempdir().unwrap();
-    let config = Config {
-        agent_listen: Some("127.0.0.1:0".parse().unwrap()),
-        ..Config::new(Origin::Manifests(folder.path().to_owned()))
-    };
-    (build(config).await.unwrap(), folder)
-}
-
 async fn channel(bound: &Bound) -> Channel {
     let address = bound.agent_addr.unwrap();
     let endpoint = Endpoint::from_shared(format!("http://{address}")).unwrap();
@@ -92,7 +81,7 @@ async fn a_stolen_key_neither_fills_the_log_nor_costs_a_snapshot_each_time() {
         return;
     }
     let log = Log::begin();
-    let (bound, _folder) = with_port().await;
+    let (bound, _folder) = empty(|_| {}).await;
     let channel = channel(&bound).await;
     let start = Instant::now();
     let mut welcome = 0;
@@ -130,7 +119,7 @@ async fn a_long_report_is_kept_as_a_short_one_and_its_field_is_named_once() {
         return;
     }
     let log = Log::begin();
-    let (bound, _folder) = with_port().await;
+    let (bound, _folder) = empty(|_| {}).await;
     let channel = channel(&bound).await;
     let hub = bound.hub();
     let mut agents = Vec::new();

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::time::Duration;
 
-use kp_controlplane::app::{Bound, Config, Origin};
+use kp_controlplane::app::Bound;
 use kplane_desired_state::publish::{Publication, Published};
 use kplane_desired_state::trust::Trust;
 use kplane_model::{
@@ -11,7 +11,6 @@ use kplane_model::{
 };
 use kplane_proto::convert::decode_object;
 use kplane_proto::v1::agent_service_client::AgentServiceClient;
-use kplane_proto::v1::status_service_client::StatusServiceClient;
 use kplane_proto::v1::{
     self as pb, AgentMessage, Hello, ResumeToken, ServerMessage, agent_message, server_message,
 };
@@ -21,20 +20,13 @@ use tokio::time::timeout;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Code, Status, Streaming};
 
-use crate::support::{self, message, sync, synced};
+use crate::support::{self, message, sync};
 
 /// A deadline far above any step of these tests.
 const DEADLINE: Duration = Duration::from_secs(30);
 
-/// Starts a control plane on an empty folder: tests publish themselves.
 async fn control_plane() -> (Bound, tempfile::TempDir) {
-    let folder = tempfile::tempdir().unwrap();
-    let config = Config {
-        agent_listen: Some("127.0.0.1:0".parse().unwrap()),
-        status_listen: Some("127.0.0.1:0".parse().unwrap()),
-        ..Config::new(Origin::Manifests(folder.path().to_owned()))
-    };
-    (synced(config).await, folder)
+    support::empty(|_| {}).await
 }
 
 fn key(n: usize) -> ServiceKey {
@@ -180,22 +172,6 @@ impl Agent {
         };
         self.send.send(message(agent_message::Kind::Report(report))).await.unwrap();
     }
-}
-
-#[tokio::test]
-async fn a_snapshot_first_and_then_only_what_changed() {
-    let (bound, _folder) = control_plane().await;
-    publish(&bound, (0..100).map(|n| published(n, 1)).collect());
-    let mut agent = Agent::connect(&bound, hello("n1", None)).await;
-    agent.update().await;
-    // A hundred Services and the node's configuration.
-    assert_eq!(agent.last, (101, true));
-    publish(&bound, vec![published(7, 2)]);
-    agent.update().await;
-    assert_eq!(agent.last, (1, false));
-    publish(&bound, vec![(key(7), None), published(8, 2)]);
-    agent.update().await;
-    assert_eq!((agent.last, agent.objects.len()), ((1, false), 100));
 }
 
 #[tokio::test]
@@ -370,8 +346,7 @@ async fn what_is_no_agent_is_told_so() {
 async fn the_status_api_tells_what_agents_reported() {
     let (bound, _folder) = control_plane().await;
     let revision = publish(&bound, vec![published(1, 1)]);
-    let address = format!("http://{}", bound.status_addr.unwrap());
-    let mut status = StatusServiceClient::connect(address).await.unwrap();
+    let mut status = support::status(&bound).await;
     let mut watch = status.watch_fleet(pb::GetFleetRequest::default()).await.unwrap().into_inner();
     let mut agent = Agent::connect(&bound, hello("n1", None)).await;
     agent.update().await;
@@ -445,8 +420,7 @@ async fn every_update_says_how_far_it_is_believed() {
 #[tokio::test]
 async fn approval_reaches_agents() {
     let (bound, _folder) = control_plane().await;
-    let address = format!("http://{}", bound.status_addr.unwrap());
-    let mut status = StatusServiceClient::connect(address).await.unwrap();
+    let mut status = support::status(&bound).await;
     bound.hub().store().set_trust(Trust::Whole);
     let mut agent = Agent::connect(&bound, hello("n1", None)).await;
     agent.update().await;
@@ -608,8 +582,7 @@ async fn tools_can_watch_what_a_node_should_have() {
 async fn a_second_agent_of_a_node_is_refused_while_the_first_is_there() {
     let (bound, _folder) = control_plane().await;
     let revision = publish(&bound, vec![published(1, 1)]);
-    let address = format!("http://{}", bound.status_addr.unwrap());
-    let mut status = StatusServiceClient::connect(address).await.unwrap();
+    let mut status = support::status(&bound).await;
     let mut first = Agent::connect(&bound, hello("n1", None)).await;
     first.update().await;
     first.report(revision).await;

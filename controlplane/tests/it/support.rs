@@ -2,17 +2,21 @@
 
 pub(crate) mod alone;
 pub(crate) mod loopback;
+pub(crate) mod manifests;
 pub(crate) mod replica;
 pub(crate) mod reporter;
 pub(crate) mod secure;
 pub(crate) mod start;
+pub(crate) mod watch;
 
 use std::net::SocketAddr;
+use std::path::Path;
 use std::time::Duration;
 
 use hyper_util::rt::TokioIo;
 use kp_controlplane::app::{Bound, Config, Origin, build};
 use kplane_proto::v1::agent_service_client::AgentServiceClient;
+use kplane_proto::v1::status_service_client::StatusServiceClient;
 use kplane_proto::v1::{
     self as pb, AgentMessage, Hello, ServerMessage, agent_message, server_message,
 };
@@ -37,6 +41,31 @@ pub(crate) async fn control_plane(manifests: &str) -> (Bound, TempDir) {
     std::fs::write(folder.path().join("all.yaml"), manifests).unwrap();
     let config = Config::new(Origin::Manifests(folder.path().to_owned()));
     (synced(config).await, folder)
+}
+
+/// Returns the configuration of a control plane on a folder, with free ports of 127.0.0.1.
+pub(crate) fn with_ports(folder: &Path) -> Config {
+    let any = Some("127.0.0.1:0".parse().unwrap());
+    Config {
+        agent_listen: any,
+        status_listen: any,
+        http_listen: any,
+        ..Config::new(Origin::Manifests(folder.to_owned()))
+    }
+}
+
+/// Starts a control plane with ports on an empty folder, after a change of its configuration: tests publish themselves.
+pub(crate) async fn empty(change: impl FnOnce(&mut Config)) -> (Bound, TempDir) {
+    let folder = tempfile::tempdir().unwrap();
+    let mut config = with_ports(folder.path());
+    change(&mut config);
+    (synced(config).await, folder)
+}
+
+/// Connects to the status API.
+pub(crate) async fn status(bound: &Bound) -> StatusServiceClient<Channel> {
+    let address = format!("http://{}", bound.status_addr.unwrap());
+    StatusServiceClient::connect(address).await.unwrap()
 }
 
 /// Starts a control plane, and waits until it knows all objects of its source.
@@ -142,6 +171,17 @@ impl Peer {
         self.send.send(ping).await.unwrap();
         let pong = server_message::Kind::Pong(pb::Pong { token });
         while self.next().await.unwrap() != pong {}
+    }
+
+    /// Reads until an update is complete up to a revision.
+    pub(crate) async fn reach(&mut self, revision: u64) {
+        loop {
+            if let server_message::Kind::Update(update) = self.next().await.unwrap()
+                && update.end.is_some_and(|end| end.revision >= revision)
+            {
+                return;
+            }
+        }
     }
 
     /// Returns the next message that is not a ping.

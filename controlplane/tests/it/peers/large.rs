@@ -4,7 +4,8 @@ use kplane_agents::fleet::Session;
 use kplane_proto::v1 as pb;
 use tokio::time::Instant;
 
-use super::{DEADLINE, Replica, SOON, hello, three};
+use super::{DEADLINE, Replica, SOON, three};
+use crate::support::watch::Watch;
 
 /// Agents of each replica.
 const EACH: usize = 3_334;
@@ -42,13 +43,7 @@ fn connect(replica: &Replica, number: usize) -> Vec<Session> {
     let hub = replica.bound.hub();
     let names = (0..EACH).map(|n| format!("node-{number}-{n:05}"));
     let sessions = names.map(|name| {
-        let begun = Session::begin(
-            hub.agents(),
-            &name.as_str().into(),
-            &hello(&name),
-            "10.0.0.1:1".into(),
-        );
-        let (session, _, _) = begun.unwrap();
+        let session = Session::sample(hub, &name);
         session.report(report(hub.store().epoch()));
         session
     });
@@ -72,16 +67,9 @@ async fn ten_thousand_agents_are_one_answer() {
         assert!(Instant::now() < until, "{:?}", fleet.missing_replicas);
     };
     assert_eq!(fleet.nodes.len(), 3 * EACH + 3);
-    let mut status = asked.status().await;
-    let request = pb::ConvergenceRequest {
-        namespace: "shop".to_owned(),
-        name: "web".to_owned(),
-        absent_ok: true,
-    };
     let started = Instant::now();
-    let watch = status.watch_convergence(request).await.unwrap();
-    let mut watch = watch.into_inner();
-    let answer = watch.message().await.unwrap().unwrap();
+    let mut watch = Watch::begin(&asked.bound, "web").await;
+    let mut last = watch.next().await;
     let convergence = started.elapsed();
     println!("first page {first:?}, all pages {all:?}, convergence {convergence:?}");
     // A replica has a second, and the rest is work of this one.
@@ -89,10 +77,9 @@ async fn ten_thousand_agents_are_one_answer() {
         first < 2 * SOON && convergence < 2 * SOON,
         "{first:?}, {convergence:?}"
     );
-    let mut last = answer;
     while (last.nodes, last.programmed) != (10_005, 10_002) {
         assert!(Instant::now() < until, "{last:?}");
-        last = watch.message().await.unwrap().unwrap();
+        last = watch.next().await;
     }
     drop(sessions);
 }

@@ -2,51 +2,13 @@
 
 use kplane_proto::v1::{self as pb, LagState, ServiceState, agent_message, server_message};
 use tokio::time::{Instant, timeout};
-use tonic::Streaming;
 
 use super::{Agent, AgentMessage, Replica, address, three};
 use crate::support::DEADLINE;
+use crate::support::watch::{Watch, lags};
 
-/// A watch of Service shop/web.
-struct Watch(Streaming<pb::Convergence>);
-
-impl Watch {
-    async fn begin(replica: &Replica) -> Self {
-        let request = pb::ConvergenceRequest {
-            namespace: "shop".to_owned(),
-            name: "web".to_owned(),
-            absent_ok: true,
-        };
-        let stream = replica.status().await.watch_convergence(request).await;
-        Self(stream.unwrap().into_inner())
-    }
-
-    /// Waits until an answer is as wanted. Checks all answers until then.
-    async fn until(
-        &mut self,
-        check: impl Fn(&pb::Convergence),
-        wanted: impl Fn(&pb::Convergence) -> bool,
-    ) -> pb::Convergence {
-        let until = Instant::now() + DEADLINE;
-        loop {
-            let answer = timeout(DEADLINE, self.0.message()).await.unwrap();
-            let answer = answer.unwrap().unwrap();
-            check(&answer);
-            if wanted(&answer) {
-                return answer;
-            }
-            assert!(Instant::now() < until, "{answer:?}");
-        }
-    }
-
-    async fn programmed(&mut self, nodes: u64) -> pb::Convergence {
-        self.until(|_| {}, |answer| answer.programmed == nodes).await
-    }
-}
-
-fn lags(answer: &pb::Convergence) -> Vec<(&str, LagState)> {
-    let laggards = answer.laggards.iter();
-    laggards.map(|l| (l.node.as_str(), l.state())).collect()
+async fn programmed(watch: &mut Watch, nodes: u64) -> pb::Convergence {
+    watch.until(|answer| answer.programmed == nodes).await
 }
 
 /// Connects an agent to each of three replicas.
@@ -68,42 +30,40 @@ async fn a_change_is_followed_into_the_kernels_of_all_replicas() {
     replicas[1].publish(Some(80), &[]);
     let mut watches = Vec::new();
     for replica in &replicas {
-        watches.push(Watch::begin(replica).await);
+        watches.push(Watch::begin(&replica.bound, "web").await);
     }
     let [first, second, third] = &replicas;
     agents[1].holds(second.bound.hub().store().head().borrow().revision).await;
     for watch in &mut watches {
-        let all = watch.programmed(3).await;
+        let all = programmed(watch, 3).await;
         assert_eq!((all.nodes, all.verified, lags(&all).len()), (3, 3, 0));
     }
     // The third replica has not seen the change yet: what its agent holds is not the newest state.
     let revisions = [first, second].map(|replica| replica.publish(Some(81), &[]));
     for watch in &mut watches[..2] {
-        let none = watch.programmed(0).await;
+        let none = programmed(watch, 0).await;
         assert_eq!(none.nodes, 3);
     }
     agents[0].holds(revisions[0]).await;
     agents[1].holds(revisions[1]).await;
-    let behind = watches[0].programmed(2).await;
+    let behind = programmed(&mut watches[0], 2).await;
     assert_eq!(lags(&behind), [("c", LagState::Behind)]);
     let reason = &behind.laggards[0].reason;
     assert!(reason.contains(&address(third)), "{reason}");
-    let at_most = |most| move |answer: &pb::Convergence| assert!(answer.programmed <= most);
     let revision = third.publish(Some(81), &[]);
     let says = |answer: &pb::Convergence| lags(answer) == [("c", LagState::Behind)];
     let applied = "applied revision";
-    let is_its_own =
-        |answer: &pb::Convergence| says(answer) && answer.laggards[0].reason.starts_with(applied);
-    watches[0].until(at_most(2), is_its_own).await;
+    let is_its_own = |answer: &pb::Convergence| {
+        assert!(answer.programmed <= 2);
+        says(answer) && answer.laggards[0].reason.starts_with(applied)
+    };
+    watches[0].until(is_its_own).await;
     agents[2].holds(revision).await;
     for watch in &mut watches {
-        let all = watch.until(
-            |_| {},
-            |all| {
-                all.programmed == 3 && all.durations.is_some_and(|durations| durations.nodes == 3)
-            },
-        );
-        all.await;
+        let all = |all: &pb::Convergence| {
+            all.programmed == 3 && all.durations.is_some_and(|durations| durations.nodes == 3)
+        };
+        watch.until(all).await;
     }
 }
 
@@ -112,11 +72,11 @@ async fn a_replica_that_stops_takes_its_nodes_out_of_the_count() {
     let replicas = three().await;
     let _agents = agents(&replicas).await;
     let [first, _second, third] = replicas;
-    let mut watch = Watch::begin(&first).await;
-    watch.programmed(3).await;
+    let mut watch = Watch::begin(&first.bound, "web").await;
+    programmed(&mut watch, 3).await;
     third.bound.shutdown_token().cancel();
     timeout(DEADLINE, third.bound.wait()).await.unwrap().unwrap();
-    let less = watch.programmed(2).await;
+    let less = programmed(&mut watch, 2).await;
     assert_eq!(less.state(), ServiceState::Served);
     assert_eq!(lags(&less), [("c", LagState::Unknown)]);
     assert_eq!((less.nodes, less.missing_replicas.len()), (3, 1));

@@ -3,14 +3,14 @@
 use std::fs;
 use std::path::PathBuf;
 
-use kp_controlplane::app::{Bound, Config, Origin, Protection};
+use kp_controlplane::app::{Bound, Config, Protection};
 use kplane_agents::certs::{self, Command};
 use kplane_agents::connection_limits::Limits;
 use kplane_agents::identity;
 use kplane_tls::{KeyPair, ServerFiles};
 use tempfile::TempDir;
 
-use super::synced;
+use super::{synced, with_ports};
 
 const OBJECTS: &str = "
 apiVersion: v1
@@ -65,15 +65,11 @@ impl Certs {
         let manifests = self.file("objects");
         fs::create_dir(&manifests).unwrap();
         fs::write(manifests.join("web.yaml"), OBJECTS).unwrap();
-        let any = Some("127.0.0.1:0".parse().unwrap());
         let config = Config {
-            agent_listen: any,
-            status_listen: any,
-            http_listen: any,
             protection: self.protection(),
             identity,
             agent_limits,
-            ..Config::new(Origin::Manifests(manifests))
+            ..with_ports(&manifests)
         };
         synced(config).await
     }

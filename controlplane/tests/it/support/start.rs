@@ -2,13 +2,13 @@
 
 use kp_controlplane::app::{Bound, Config};
 use kplane_desired_state::trust::Trust;
+use tempfile::TempDir;
 
-use super::synced;
+use super::empty;
 
-/// Starts a control plane on an empty folder, and waits until it serves.
-pub(crate) async fn start(config: Config) -> Bound {
-    let bound = synced(config).await;
-    // The folder is empty, and that is meant.
+/// Starts a control plane with ports on an empty folder, which is believed, after a change of its configuration.
+pub(crate) async fn start(change: impl FnOnce(&mut Config)) -> (Bound, TempDir) {
+    let (bound, folder) = empty(change).await;
     bound.hub().store().set_trust(Trust::Whole);
-    bound
+    (bound, folder)
 }
