@@ -19,38 +19,19 @@ use kplane_http::client;
 use kplane_proto::v1 as pb;
 use kplane_proto::v1::status_service_client::StatusServiceClient;
 use kplane_proto::v1::status_service_server::StatusService as _;
-use kplane_rig::loopback::{until_free, unused};
+use kplane_rig::loopback::unused;
 use kplane_status_api::server::StatusServer;
 use tempfile::TempDir;
-use tokio::runtime::Runtime;
 use tonic::transport::{Channel, Endpoint};
 
-use crate::support::config_of;
+use crate::support::plane::Plane;
+use crate::support::{WEB, config_of, manifests};
 
 /// Longest that anything may take on a busy machine.
 const DEADLINE: Duration = Duration::from_secs(30);
 
 /// A free port.
 const ANY: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
-
-const WEB: &str = "
-apiVersion: v1
-kind: Service
-metadata: {name: web, namespace: shop}
-spec:
-  clusterIP: 10.96.0.10
-  clusterIPs: [10.96.0.10]
-  ports: [{port: 80, protocol: TCP}]
----
-apiVersion: discovery.k8s.io/v1
-kind: EndpointSlice
-metadata: {name: web-1, namespace: shop, labels: {kubernetes.io/service-name: web}}
-addressType: IPv4
-ports: [{name: '', port: 8080, protocol: TCP}]
-endpoints:
-- {addresses: [10.0.0.1], conditions: {ready: true}}
-- {addresses: [10.0.0.2], conditions: {ready: true}}
-";
 
 /// A Node, leaving when `taint` says so.
 fn node(name: &str, taint: &str) -> String {
@@ -61,12 +42,6 @@ fn node(name: &str, taint: &str) -> String {
 }
 
 const LEAVING: &str = "{key: ToBeDeletedByClusterAutoscaler, effect: NoSchedule}";
-
-fn manifests() -> TempDir {
-    let folder = TempDir::new().unwrap();
-    std::fs::write(folder.path().join("web.yaml"), WEB).unwrap();
-    folder
-}
 
 fn config(node: &str, source: Source) -> Config {
     let line = format!("kp-nodeagent --insecure --control-plane replaced --node-name {node}");
@@ -104,37 +79,10 @@ fn dialling(addresses: &[SocketAddr]) -> Source {
     }
 }
 
-async fn control_plane(folder: &Path, agents: Option<SocketAddr>) -> control_plane::Bound {
-    let config = control_plane::Config {
-        agent_listen: agents,
-        ..control_plane::Config::new(control_plane::Origin::Manifests(folder.to_owned()))
-    };
+async fn control_plane(folder: &Path) -> control_plane::Bound {
+    let origin = control_plane::Origin::Manifests(folder.to_owned());
+    let config = control_plane::Config::new(origin);
     control_plane::build(config).await.unwrap()
-}
-
-/// A control plane over TCP whose death takes its connections along, as that of a process does.
-struct Mortal {
-    runtime: Runtime,
-    address: SocketAddr,
-}
-
-impl Mortal {
-    /// Builds one on a thread of its own, since a runtime may not start within another.
-    fn start(folder: &Path, address: SocketAddr) -> Self {
-        let start = || {
-            let runtime = Runtime::new().unwrap();
-            runtime.block_on(until_free(address));
-            let bound = runtime.block_on(control_plane(folder, Some(address)));
-            let address = bound.agent_addr.unwrap();
-            runtime.spawn(bound.wait());
-            Self { runtime, address }
-        };
-        std::thread::scope(|scope| scope.spawn(start).join().unwrap())
-    }
-
-    fn kill(self) {
-        std::thread::scope(|scope| scope.spawn(|| drop(self.runtime)).join().unwrap());
-    }
 }
 
 /// Waits for a report.
@@ -214,7 +162,7 @@ impl Side for Gated {
 #[tokio::test]
 async fn health_begins_when_the_kernel_holds_the_first_snapshot() {
     let folder = manifests();
-    let plane = control_plane(folder.path(), None).await;
+    let plane = control_plane(folder.path()).await;
     let (open, gate) = mpsc::channel();
     let source = Source::InProcess(plane.in_process());
     let mut gate = Some(gate);
@@ -314,7 +262,7 @@ async fn an_agent_of_no_node_is_not_in_sync() {
 #[tokio::test]
 async fn a_dead_agent_holds_nothing_for_sure() {
     let folder = manifests();
-    let plane = control_plane(folder.path(), None).await;
+    let plane = control_plane(folder.path()).await;
     let mut agents = Vec::new();
     for name in ["n1", "n2"] {
         let source = Source::InProcess(plane.in_process());
@@ -398,7 +346,7 @@ async fn h_the_latency_of_a_change_is_measured_and_told() {
 async fn a_control_plane_may_come_and_go() {
     let folder = manifests();
     let address = unused();
-    let plane = Mortal::start(folder.path(), address);
+    let plane = Plane::start(folder.path(), address);
     let source = dialling(&[address]);
     let agent = app::build(config("n1", source)).await.unwrap();
     let before = reported(&agent, in_sync).await;
@@ -413,7 +361,7 @@ async fn a_control_plane_may_come_and_go() {
         (200, &false.into())
     );
 
-    let plane = Mortal::start(folder.path(), address);
+    let plane = Plane::start(folder.path(), address);
     let after = reported(&agent, |report| {
         in_sync(report) && report.held.map(|p| p.epoch) != before.held.map(|p| p.epoch)
     });
@@ -529,14 +477,14 @@ async fn failing_over_to_a_control_plane_with_another_folder_deletes_nothing() {
         std::fs::write(folder.path().join("shop.yaml"), text).unwrap();
         folder
     });
-    let first = Mortal::start(one.path(), ANY);
+    let first = Plane::start(one.path(), ANY);
     // Nobody listens there until the agent has found the first.
     let address = unused();
     let source = dialling(&[first.address, address]);
     let agent = app::build(config("n1", source)).await.unwrap();
     let report = reported(&agent, in_sync).await;
     assert_eq!((report.counts.services, report.keeps), (100, None));
-    let second = Mortal::start(other.path(), address);
+    let second = Plane::start(other.path(), address);
     first.kill();
     let epoch = report.held.unwrap().epoch;
     let failed_over = |report: &Report| in_sync(report) && report.held.unwrap().epoch != epoch;
@@ -550,7 +498,7 @@ async fn failing_over_to_a_control_plane_with_another_folder_deletes_nothing() {
 #[tokio::test]
 async fn several_agents_live_in_one_process() {
     let folder = manifests();
-    let plane = control_plane(folder.path(), None).await;
+    let plane = control_plane(folder.path()).await;
     let names = ["n1", "n2", "n3"];
     let mut agents = Vec::new();
     for name in names {
@@ -714,7 +662,7 @@ async fn g6_bind_address_hard_fail() {
     let other = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let taken = other.local_addr().unwrap();
     let folder = manifests();
-    let plane = control_plane(folder.path(), None).await;
+    let plane = control_plane(folder.path()).await;
     let config = |hard| Config {
         metrics: Some(taken),
         bind_address_hard_fail: hard,

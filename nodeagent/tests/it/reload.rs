@@ -5,15 +5,16 @@ use std::os::unix::fs::symlink;
 use std::path::Path;
 use std::time::Duration;
 
-use clap::Parser;
 use kp_nodeagent::app;
-use kp_nodeagent::config::{Config, Flags, Task};
+use kp_nodeagent::config::Config;
 use kplane_dataplane::backend::noop::{self, Noop};
 use kplane_dataplane::backend::{Applied, ApplyError, Change, Side, Verification};
 use kplane_dataplane::plan::NodePlan;
 use kplane_model::Family;
 use tempfile::TempDir;
 use tokio::sync::mpsc;
+
+use crate::support::config_of;
 
 /// Longest that anything may take on a busy machine.
 const DEADLINE: Duration = Duration::from_secs(30);
@@ -72,12 +73,9 @@ fn config(map: &ConfigMap, manifests: &Path) -> Config {
         "--config",
         config.to_str().unwrap(),
     ];
-    match Flags::try_parse_from(line).unwrap().check().unwrap().task {
-        Task::Run(config) => Config {
-            inside: Some(kp_controlplane::app::inside),
-            ..*config
-        },
-        task => panic!("{task:?}"),
+    Config {
+        inside: Some(kp_controlplane::app::inside),
+        ..config_of(line)
     }
 }
 

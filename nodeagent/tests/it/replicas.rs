@@ -3,77 +3,19 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::path::Path;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use kp_controlplane::app as control_plane;
 use kp_nodeagent::app;
 use kp_nodeagent::report::Report;
-use kplane_agents::hub::Hub;
-use kplane_agents::overrides::{Scope, Wish};
-use kplane_rig::loopback::{until_free, unused};
+use kplane_agents::orders::{Scope, Wish};
+use kplane_rig::loopback::unused;
 use tempfile::TempDir;
-use tokio::runtime::Runtime;
 
-use crate::support::agent_with_cache;
+use crate::support::plane::Plane;
+use crate::support::{WEB, agent_with_cache, manifests};
 
 /// Longest that anything may take on a busy machine.
 const DEADLINE: Duration = Duration::from_secs(30);
-
-const WEB: &str = "
-apiVersion: v1
-kind: Service
-metadata: {name: web, namespace: shop}
-spec:
-  clusterIP: 10.96.0.10
-  clusterIPs: [10.96.0.10]
-  ports: [{port: 80, protocol: TCP}]
-";
-
-fn manifests() -> TempDir {
-    let folder = TempDir::new().unwrap();
-    std::fs::write(folder.path().join("web.yaml"), WEB).unwrap();
-    folder
-}
-
-/// A control plane whose death takes its connections along, as that of a process does.
-struct Plane {
-    runtime: Runtime,
-    address: SocketAddr,
-    epoch: u64,
-    hub: Arc<Hub>,
-}
-
-impl Plane {
-    /// Builds one on a thread of its own, since a runtime may not start within another.
-    fn start(folder: &Path, address: SocketAddr) -> Self {
-        let source = control_plane::Origin::Manifests(folder.to_owned());
-        let config = control_plane::Config {
-            agent_listen: Some(address),
-            ..control_plane::Config::new(source)
-        };
-        let start = || {
-            let runtime = Runtime::new().unwrap();
-            runtime.block_on(until_free(address));
-            let bound = runtime.block_on(control_plane::build(config)).unwrap();
-            let address = bound.agent_addr.unwrap();
-            let hub = Arc::clone(bound.hub());
-            let epoch = hub.store().epoch();
-            runtime.spawn(bound.wait());
-            Self {
-                hub,
-                runtime,
-                address,
-                epoch,
-            }
-        };
-        std::thread::scope(|scope| scope.spawn(start).join().unwrap())
-    }
-
-    fn kill(self) {
-        std::thread::scope(|scope| scope.spawn(|| drop(self.runtime)).join().unwrap());
-    }
-}
 
 /// Starts an agent that knows control planes at these addresses.
 async fn agent(node: &str, addresses: &[SocketAddr]) -> app::Bound {

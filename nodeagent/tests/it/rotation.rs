@@ -12,7 +12,6 @@ use std::time::{Duration, Instant};
 use hyper_util::rt::TokioIo;
 use kp_controlplane::app as control_plane;
 use kp_nodeagent::app;
-use kplane_agents::certs::{self, Command};
 use kplane_agents::identity::{self, Port, RefusalReason};
 use kplane_proto::v1::agent_service_client::AgentServiceClient;
 use kplane_proto::v1::status_service_client::StatusServiceClient;
@@ -28,6 +27,7 @@ use tonic::transport::{Channel, Endpoint};
 use tonic::{Code, Request, Status};
 
 use crate::support::agent_of;
+use crate::support::certs::Certs;
 
 /// Longest that anything may take on a busy machine.
 const DEADLINE: Duration = Duration::from_secs(30);
@@ -71,37 +71,6 @@ impl Volume {
 
     fn pair(&self, name: &str) -> KeyPair {
         KeyPair::in_folder(&self.folder, name)
-    }
-}
-
-/// An authority, with certificates for the control plane, two nodes and a user.
-struct Certs(TempDir);
-
-impl Certs {
-    fn new() -> Self {
-        let certs = Self(TempDir::new().unwrap());
-        certs.init();
-        let dir = || certs.0.path().to_owned();
-        let names = ["n1", "n2", "n9"].map(str::to_owned).to_vec();
-        certs::run(&Command::Node { dir: dir(), names }).unwrap();
-        let (names, admin) = (vec!["alice".to_owned()], false);
-        let dir = dir();
-        certs::run(&Command::User { dir, names, admin }).unwrap();
-        certs
-    }
-
-    /// Makes the control plane's certificate, or renews it.
-    fn init(&self) {
-        let (dir, host) = (self.0.path().to_owned(), Vec::new());
-        certs::run(&Command::Init { dir, host }).unwrap();
-    }
-
-    fn pair(&self, name: &str) -> KeyPair {
-        KeyPair::in_folder(self.0.path(), name)
-    }
-
-    fn read(&self, name: &str) -> Vec<u8> {
-        fs::read(self.0.path().join(name)).unwrap()
     }
 }
 
@@ -473,7 +442,7 @@ impl Stage {
 
     /// Returns a user who trusts the new authority alone.
     fn modern(&self, certs: &Certs) -> Caller {
-        let authorities = self.new.0.path().join("ca.crt");
+        let authorities = self.new.file("ca.crt");
         let caller = self.caller(certs, "users/alice");
         Caller {
             authorities,

@@ -9,10 +9,12 @@ use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use kplane_rig::loopback::unused;
 use kplane_rig::process::Process;
+
+use crate::support::eventually;
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -38,17 +40,6 @@ fn answer(to: SocketAddr) -> std::io::Result<u16> {
     let mut port = [0; 2];
     stream.read_exact(&mut port)?;
     Ok(u16::from_be_bytes(port))
-}
-
-fn eventually<T>(what: &str, mut find: impl FnMut() -> Option<T>) -> T {
-    let deadline = Instant::now() + PATIENCE;
-    loop {
-        if let Some(found) = find() {
-            return found;
-        }
-        assert!(Instant::now() < deadline, "did not happen: {what}");
-        std::thread::sleep(Duration::from_millis(10));
-    }
 }
 
 /// Writes a Service whose addresses no other test has: its ClusterIP ends with the two bytes of the node port.

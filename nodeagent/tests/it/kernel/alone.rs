@@ -73,21 +73,6 @@ fn operations(lines: &[Value]) -> u64 {
 }
 
 #[test]
-fn an_empty_kernel_gets_what_a_killed_agent_served() {
-    in_netns(|| {
-        let cache = TempDir::new().unwrap();
-        let before = served_and_killed(cache.path());
-        assert!(before.contains("10.96.0.10"), "{before}");
-        nft(&["flush", "ruleset"], "");
-        let mut agent = start_alone(cache.path());
-        let lines = agent.until("update applied");
-        assert!(has(&lines, "serving from the cache file"), "{lines:#?}");
-        assert_eq!(nft(&["list", "ruleset"], ""), before);
-        agent.stop();
-    });
-}
-
-#[test]
 fn a_kernel_that_holds_the_same_as_the_file_is_adopted_without_a_write() {
     in_netns(|| {
         let cache = TempDir::new().unwrap();

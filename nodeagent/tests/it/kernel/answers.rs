@@ -86,7 +86,7 @@ fn answers_to_clients_that_are_gone_hold_up_no_other_client() {
         let client = UdpSocket::bind((NODE, 0)).unwrap();
         client.set_read_timeout(Some(Duration::from_secs(1))).unwrap();
         client.connect(SocketAddr::from((QUIET, 53))).unwrap();
-        super::proxied::eventually("noise", || stopped.load(Relaxed).then_some(()));
+        crate::support::eventually("noise", || stopped.load(Relaxed).then_some(()));
         let answered = (0..QUESTIONS).filter(|_| {
             client.send(b"?").unwrap();
             std::thread::sleep(Duration::from_millis(20));

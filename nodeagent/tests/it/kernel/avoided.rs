@@ -14,7 +14,7 @@ use tokio::runtime::Runtime;
 use tonic::Code;
 
 use super::agent::{Agent, binary};
-use super::proxied::eventually;
+use crate::support::eventually;
 
 /// An address of this machine that is no loopback address.
 const HERE: Ipv4Addr = Ipv4Addr::new(172, 20, 0, 1);

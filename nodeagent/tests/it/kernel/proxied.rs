@@ -8,7 +8,7 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use kplane_rig::kernel::{in_netns, nft};
 use kplane_rig::link::Route;
@@ -17,6 +17,7 @@ use nix::sys::signal::Signal;
 use tempfile::TempDir;
 
 use super::agent::Agent;
+use crate::support::eventually;
 
 pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
 
@@ -34,17 +35,6 @@ const ASKS: &str = "annotations: {kplane.io/data-path: userspace}";
 
 /// Connections that stay open.
 const OPEN: usize = 200;
-
-pub(crate) fn eventually<T>(what: &str, mut find: impl FnMut() -> Option<T>) -> T {
-    let deadline = Instant::now() + PATIENCE;
-    loop {
-        if let Some(found) = find() {
-            return found;
-        }
-        assert!(Instant::now() < deadline, "did not happen: {what}");
-        std::thread::sleep(Duration::from_millis(2));
-    }
-}
 
 /// A node with one link, from which its own programs ask.
 pub(crate) fn node() {

@@ -10,7 +10,8 @@ use kplane_rig::netns::NetNs;
 use nix::sys::signal::Signal;
 
 use super::agent::binary;
-use super::proxied::{PATIENCE, ends, eventually, leads, manifests, signal, start};
+use super::proxied::{PATIENCE, ends, leads, manifests, signal, start};
+use crate::support::eventually;
 
 const WEB: Ipv4Addr = Ipv4Addr::new(10, 96, 0, 10);
 

@@ -9,7 +9,8 @@ use kplane_rig::loopback::unused;
 use kplane_rig::process::Process;
 
 use super::handover::{connect, echo, exchange};
-use super::{eventually, listed, program, run};
+use super::{listed, program, run};
+use crate::support::eventually;
 
 /// The limit of open files.
 const FILES: u32 = 64;

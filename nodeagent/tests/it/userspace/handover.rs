@@ -14,7 +14,8 @@ use kplane_rig::process::Process;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use nix::sys::signal::Signal;
 
-use super::{PATIENCE, eventually, listed, start_with, write_service};
+use super::{PATIENCE, listed, start_with, write_service};
+use crate::support::eventually;
 
 /// Open connections: half of them exchange data all the time.
 const CONNECTIONS: usize = 2000;
