@@ -112,25 +112,15 @@ async fn what_waits_for_a_busy_kernel_is_programmed_at_once() {
 /// Changes arrive faster than the kernel takes them. The engine still reads back in between.
 #[tokio::test]
 async fn a_kernel_that_is_slow_is_read_back_while_changes_wait() {
-    struct Slow(Arc<AtomicU64>);
-    impl Side for Slow {
-        fn apply(&mut self, _: Change<'_>) -> Result<Applied, ApplyError> {
-            // Time enough for the next change to arrive.
-            std::thread::sleep(Duration::from_millis(2));
-            Ok(Applied::default())
-        }
-        fn verify(&mut self) -> Result<Verification, ApplyError> {
-            self.0.fetch_add(1, Ordering::Relaxed);
-            Ok(Verification::Equal)
-        }
-        fn probe_interval(&self) -> Option<Duration> {
-            Some(Duration::from_millis(1))
-        }
-    }
     const UPDATES: u64 = 200;
     let looks = Arc::new(AtomicU64::new(0));
     let counter = Arc::clone(&looks);
-    let side = move |_| Box::new(Slow(Arc::clone(&counter))) as Box<dyn Side>;
+    // Time enough for the next change to arrive.
+    let takes = Duration::from_millis(2);
+    let side = move |_| {
+        let looks = Arc::clone(&counter);
+        Box::new(Busy { looks, takes }) as Box<dyn Side>
+    };
     let engine = Engine::spawn(|| Ok(noop::open_with(side)), NodeSettings::default());
     let engine = engine.await.unwrap();
     let mut plane = Plane::new([svc("a", &[])]);
@@ -157,15 +147,20 @@ async fn a_kernel_that_is_slow_is_read_back_while_changes_wait() {
 }
 
 /// A kernel that is read back a thousand times a second; each time there is one connection more.
-struct Busy(Arc<AtomicU64>);
+struct Busy {
+    looks: Arc<AtomicU64>,
+    /// Time that a change takes.
+    takes: Duration,
+}
 
 impl Side for Busy {
     fn apply(&mut self, _: Change<'_>) -> Result<Applied, ApplyError> {
+        std::thread::sleep(self.takes);
         Ok(Applied::default())
     }
 
     fn verify(&mut self) -> Result<Verification, ApplyError> {
-        self.0.fetch_add(1, Ordering::Relaxed);
+        self.looks.fetch_add(1, Ordering::Relaxed);
         Ok(Verification::Equal)
     }
 
@@ -175,7 +170,7 @@ impl Side for Busy {
 
     fn servers(&self) -> Option<ServerCounts> {
         let mut counts = ServerCounts::default();
-        counts.connections.active = self.0.load(Ordering::Relaxed);
+        counts.connections.active = self.looks.load(Ordering::Relaxed);
         Some(counts)
     }
 }
@@ -185,8 +180,11 @@ impl Side for Busy {
 #[tokio::test]
 async fn a_look_that_finds_only_other_connections_wakes_nobody() {
     let looks = Arc::new(AtomicU64::new(0));
-    let backend = Busy(Arc::clone(&looks));
-    let side = move |_| Box::new(Busy(Arc::clone(&backend.0))) as Box<dyn Side>;
+    let counter = Arc::clone(&looks);
+    let side = move |_| {
+        let (looks, takes) = (Arc::clone(&counter), Duration::ZERO);
+        Box::new(Busy { looks, takes }) as Box<dyn Side>
+    };
     let engine = Engine::spawn(|| Ok(noop::open_with(side)), NodeSettings::default());
     let engine = engine.await.unwrap();
     let mut reports = engine.reports();
