@@ -127,6 +127,7 @@ pub(super) enum Change {
 struct Document {
     version: u32,
     number: u64,
+    #[serde(rename = "orders")]
     overrides: Vec<Override>,
     #[serde(default)]
     approvals: Vec<Approval>,

@@ -39,7 +39,7 @@ impl Session {
     /// # Panics
     /// If the agent is refused.
     pub fn sample(hub: &Hub, node: &str) -> Self {
-        let begun = Self::begin(&hub.fleet, &node.into(), &Hello::default(), String::new());
+        let begun = Self::begin(hub.agents(), &node.into(), &Hello::default(), String::new());
         begun.unwrap().0
     }
 }

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use kp_nodeagent::app;
 use kp_nodeagent::report::Report;
-use kplane_agents::orders::{Scope, Wish};
+use kplane_agents::overrides::{Scope, Wish};
 use kplane_rig::loopback::unused;
 use tempfile::TempDir;
 

@@ -1,7 +1,7 @@
 //! The way of batches to agents' streams.
 
 use kplane_desired_state::k8s::Kind;
-use kplane_desired_state::source::Located;
+use kplane_desired_state::source::{Event, Located};
 use kplane_rig::cluster::objects;
 use serde_json::json;
 use tokio::time::sleep;

@@ -22,7 +22,8 @@ pub struct Approval {
     pub by: String,
     /// Time of the approval, milliseconds since 1970.
     pub at_ms: u64,
-    /// The picture.
+    /// What was held when the operator approved.
+    #[serde(rename = "picture")]
     pub held_state: HeldState,
 }
 

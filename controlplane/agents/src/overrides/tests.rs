@@ -164,10 +164,10 @@ async fn replicas_of_a_folder_share_orders_and_damage_changes_nothing() {
     while_followed(&other, steps).await;
 }
 
-/// Takes steps while a board follows its place.
-async fn while_followed(board: &Board, steps: impl Future<Output = ()>) {
+/// Takes steps while a store follows its backend.
+async fn while_followed(store: &OverrideStore, steps: impl Future<Output = ()>) {
     tokio::select! {
-        () = board.follow() => {}
+        () = store.follow() => {}
         done = timeout(Duration::from_secs(600), steps) => done.unwrap(),
     }
 }
@@ -194,7 +194,7 @@ async fn a_place_that_takes_no_order_is_told_from_the_start() {
         until(false).await;
         overrides.order(&wish(true, &[node("a")])).await.unwrap();
     };
-    while_followed(&board, steps).await;
+    while_followed(&overrides, steps).await;
 }
 
 /// A copy of an earlier document freezes nothing, and is told. The next order is written over it.
@@ -230,7 +230,7 @@ async fn an_older_document_changes_nothing_and_is_told() {
         let written = Overrides::read(&std::fs::read_to_string(&file).unwrap()).unwrap();
         assert_eq!((written.number, is_frozen(&written, "a")), (3, false));
     };
-    while_followed(&board, steps).await;
+    while_followed(&overrides, steps).await;
     // A replica that starts knows no better.
     std::fs::write(&file, r#"{"version":1,"number":1,"orders":[]}"#).unwrap();
     let next = OverrideStore::default();
@@ -276,5 +276,5 @@ async fn a_problem_ends_also_where_there_is_no_document() {
             shows(false).await;
         }
     };
-    while_followed(&board, steps).await;
+    while_followed(&overrides, steps).await;
 }

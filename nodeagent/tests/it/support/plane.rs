@@ -31,7 +31,7 @@ impl Plane {
             let bound = runtime.block_on(control_plane::build(config)).unwrap();
             let address = bound.agent_addr.unwrap();
             let hub = Arc::clone(bound.hub());
-            let epoch = hub.store.epoch();
+            let epoch = hub.store().epoch();
             runtime.spawn(bound.wait());
             Self {
                 hub,

@@ -63,7 +63,7 @@ impl ControlPlane {
 
     /// Ends as on SIGTERM, and takes so long for its farewell at most.
     pub(crate) fn end(self, drain: Duration) {
-        self.runtime.block_on(self.hub.draining.begin(drain));
+        self.runtime.block_on(self.hub.streams().draining.begin(drain));
     }
 }
 
