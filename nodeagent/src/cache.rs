@@ -86,12 +86,12 @@ enum Output {
 /// The snapshot to write next. A newer snapshot replaces one that waits.
 #[derive(Debug, Default)]
 struct WriteSlot {
-    state: Mutex<Pending>,
+    state: Mutex<PendingWrite>,
     wake: Condvar,
 }
 
 #[derive(Debug, Default)]
-struct Pending {
+struct PendingWrite {
     snapshot: Option<Snapshot>,
     /// A text that is not written yet, and its time.
     note: Option<(String, Instant)>,
@@ -116,7 +116,7 @@ pub struct Remains {
 
 impl WriteSlot {
     /// Locks the state. Every step leaves it consistent, so a panic in another thread does not spoil it.
-    fn lock(&self) -> MutexGuard<'_, Pending> {
+    fn lock(&self) -> MutexGuard<'_, PendingWrite> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

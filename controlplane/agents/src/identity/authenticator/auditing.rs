@@ -1,4 +1,4 @@
-//! What the audit log is told of callers.
+//! The audit log: what callers did, and which requests were refused.
 
 use super::super::audit::AuditEntry;
 use super::super::{Refusal, Right};

@@ -1,4 +1,4 @@
-//! What the authenticator is told at the start: its ports' names, and whom it believes.
+//! The configuration of identities and rights.
 
 use std::io;
 use std::path::PathBuf;
