@@ -226,12 +226,13 @@ impl Client {
         // An older control plane sends all Services of the namespace.
         let is_its = |key: &pb::ServiceKey| key.name == *name.name;
         ports.retain(|port| port.key.as_ref().is_some_and(is_its));
-        match ports.is_empty() {
-            true => Err(Error::NoService {
+        if ports.is_empty() {
+            Err(Error::NoService {
                 name: name.clone(),
                 similar: self.similar(name).await?,
-            }),
-            false => Ok(ports),
+            })
+        } else {
+            Ok(ports)
         }
     }
 

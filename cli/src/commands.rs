@@ -173,10 +173,7 @@ async fn status(cli: &Cli, args: &StatusArgs) -> Result<Verdict, Failure> {
             Some(Checked::Input) => view.summary.input_healthy,
         }
     };
-    Ok(match healthy {
-        true => Verdict::Done,
-        false => Verdict::CheckFailed,
-    })
+    Ok(if healthy { Verdict::Done } else { Verdict::CheckFailed })
 }
 
 /// Shows everything about one node.
@@ -201,10 +198,7 @@ async fn wait(cli: &Cli, args: &WaitArgs) -> Result<Verdict, Failure> {
     drop(waiter);
     let view = WaitView::new(args.goal, args.threshold, cli.options.goal, services);
     show(cli, &view)?;
-    Ok(match view.reached {
-        true => Verdict::Done,
-        false => Verdict::NotReached,
-    })
+    Ok(if view.reached { Verdict::Done } else { Verdict::NotReached })
 }
 
 /// Shows what is held, asks for approval, and sends it.

@@ -213,7 +213,7 @@ async fn ask(
         Names::KindAndServices => "service/",
         _ => "",
     };
-    let within = namespace(line).filter(|_| names != Names::Namespaces);
+    let within = if names == Names::Namespaces { None } else { namespace(line) };
     let typed = begun.strip_prefix(kind).unwrap_or(begun);
     let in_word = typed.split_once('/').map(|(namespace, _)| namespace);
     let wanted = in_word.map(str::to_owned).or(within.clone());

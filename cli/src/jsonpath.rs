@@ -59,12 +59,13 @@ impl Path {
         let missing = !keyed.is_empty() && keyed.iter().all(|(key, _)| key.is_none());
         keyed.sort_by(|(a, _), (b, _)| order(a.as_ref(), b.as_ref()));
         *items = keyed.into_iter().map(|(_, item)| item).collect();
-        match missing {
-            true => Err(format!(
+        if missing {
+            Err(format!(
                 "no item has the field of --sort-by; the fields are {}",
                 fields.join(", ")
-            )),
-            false => Ok(()),
+            ))
+        } else {
+            Ok(())
         }
     }
 }
@@ -167,9 +168,10 @@ impl FromStr for Template {
         if !rest.is_empty() {
             parts.push(Part::Text(rest.to_owned()));
         }
-        match open.is_empty() {
-            true => Ok(Self(parts)),
-            false => Err("{range ..} without an {end}".to_owned()),
+        if open.is_empty() {
+            Ok(Self(parts))
+        } else {
+            Err("{range ..} without an {end}".to_owned())
         }
     }
 }

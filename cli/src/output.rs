@@ -261,11 +261,7 @@ impl<W: Write> Output<W> {
 
     /// Removes colours if the output should have none.
     fn finish(&self, text: String) -> String {
-        if self.colour {
-            text
-        } else {
-            strip_str(&text).to_string()
-        }
+        if self.colour { text } else { strip_str(&text).to_string() }
     }
 
     /// Draws over the content of the screen, without flicker, and no more than fits.

@@ -217,7 +217,7 @@ async fn start(config: Config) -> Result<Bound, BuildError> {
         };
         let admin = Admin::new(Arc::clone(&hub), Arc::clone(&authenticator), limiters, own);
         tasks.spawn(until(
-            admin.serve(http, tls.filter(|_| config.http_tls)),
+            admin.serve(http, if config.http_tls { tls } else { None }),
             shutdown,
         ));
     }

@@ -60,9 +60,5 @@ fn report(path: &Path, issues: &[Issue], totals: Totals) -> ExitCode {
          {errors} errors, {warnings} warnings",
         path.display()
     );
-    if errors == 0 {
-        ExitCode::SUCCESS
-    } else {
-        ExitCode::FAILURE
-    }
+    if errors == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }

@@ -364,9 +364,10 @@ Environment:
 /// Returns a name of a cluster that fits into a title.
 fn parse_cluster_name(text: &str) -> Result<String, String> {
     let is_short = text.chars().count() <= MAX_CLUSTER_NAME;
-    match is_short && !text.trim().is_empty() {
-        true => Ok(text.to_owned()),
-        false => Err(format!("a name has 1 to {MAX_CLUSTER_NAME} characters")),
+    if is_short && !text.trim().is_empty() {
+        Ok(text.to_owned())
+    } else {
+        Err(format!("a name has 1 to {MAX_CLUSTER_NAME} characters"))
     }
 }
 

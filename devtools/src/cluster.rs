@@ -153,11 +153,7 @@ fn shell(folder: &Path, node: Option<&str>, command: &[String]) -> Result<()> {
         }
     };
     let default = [env::var("SHELL").unwrap_or_else(|_| "/bin/sh".to_owned())];
-    let words = if command.is_empty() {
-        &default
-    } else {
-        command
-    };
+    let words = if command.is_empty() { &default } else { command };
     shell.arg(path).args(words);
     let error = shell.env("KUBECONFIG", folder.join("kubeconfig")).exec();
     Err(error).context("run the command")

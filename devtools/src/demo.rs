@@ -100,9 +100,10 @@ struct Impossible;
 
 /// Plays the demo.
 pub(crate) fn run(args: &Args) -> ExitCode {
-    let title = match args.userspace {
-        true => "kplane demo: one agent without any right, real connections on this machine",
-        false => "kplane demo: one control plane, an agent on every node, real packets",
+    let title = if args.userspace {
+        "kplane demo: one agent without any right, real connections on this machine"
+    } else {
+        "kplane demo: one control plane, an agent on every node, real packets"
     };
     say!("{}", title.bold());
     play(args).unwrap_or_else(|error| {

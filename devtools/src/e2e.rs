@@ -120,11 +120,8 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         userns::isolate()?;
         let mut failed = false;
         for (name, mode) in wanted(args) {
-            let run = if args.again {
-                stage.again(name, mode)?
-            } else {
-                Some(stage.run(name, mode)?)
-            };
+            let run =
+                if args.again { stage.again(name, mode)? } else { Some(stage.run(name, mode)?) };
             let Some(run) = run else { continue };
             println!("{}", run.summary());
             failed |= run.specs.iter().any(|spec| spec.outcome == Outcome::Failed);
@@ -151,16 +148,8 @@ pub(crate) fn run(args: &Args) -> Result<()> {
 }
 
 fn wanted(args: &Args) -> Vec<(Name, Mode)> {
-    let names = if args.proxy.is_empty() {
-        &Name::ALL[..]
-    } else {
-        &args.proxy
-    };
-    let modes = if args.mode.is_empty() {
-        &Mode::ALL[..]
-    } else {
-        &args.mode
-    };
+    let names = if args.proxy.is_empty() { &Name::ALL[..] } else { &args.proxy };
+    let modes = if args.mode.is_empty() { &Mode::ALL[..] } else { &args.mode };
     let pairs = modes.iter().flat_map(|mode| names.iter().map(|name| (*name, *mode)));
     pairs.collect()
 }
@@ -220,9 +209,10 @@ impl Stage<'_> {
             Ok(())
         };
         let focus = args.focus.as_deref();
-        let selection = match args.policies {
-            true => specs::Selection::policies(focus),
-            false => specs::Selection::new(focus, args.dual_stack),
+        let selection = if args.policies {
+            specs::Selection::policies(focus)
+        } else {
+            specs::Selection::new(focus, args.dual_stack)
         };
         let began = Instant::now();
         let mut specs = ginkgo.run("all", &selection, args.procs, half_way)?;
@@ -305,11 +295,7 @@ impl Stage<'_> {
     }
 
     fn families(&self) -> &'static str {
-        if self.args.dual_stack {
-            report::DUAL_STACK
-        } else {
-            report::IPV4
-        }
+        if self.args.dual_stack { report::DUAL_STACK } else { report::IPV4 }
     }
 
     /// Returns what a reader must know to judge a result.

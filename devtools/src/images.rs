@@ -81,10 +81,7 @@ impl Built {
 
     /// Returns how much to compress.
     fn level(&self) -> Compression {
-        match self.quick {
-            true => Compression::fast(),
-            false => Compression::best(),
-        }
+        if self.quick { Compression::fast() } else { Compression::best() }
     }
 }
 

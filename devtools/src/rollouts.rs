@@ -183,11 +183,7 @@ impl<'a> Stand<'a> {
             images: &root.join(&args.images),
             helm,
             policies: args.pod_starts,
-            settings: if args.no_cut {
-                &SETTINGS[..1]
-            } else {
-                &SETTINGS
-            },
+            settings: if args.no_cut { &SETTINGS[..1] } else { &SETTINGS },
         };
         let (proxy, images) = match name {
             Name::KubeProxy => (Proxy::KubeProxy(Mode::Nftables), Vec::new()),

@@ -225,8 +225,5 @@ fn source(port: &ServicePort, masquerade: Masquerade, place: Place, sender: Send
         (_, TrafficPolicy::Cluster) => true,
         (_, TrafficPolicy::Local) => matches!(sender, Sender::Node(_)),
     };
-    match replaced {
-        true => Source::Node,
-        false => Source::Sender,
-    }
+    if replaced { Source::Node } else { Source::Sender }
 }

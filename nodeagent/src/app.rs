@@ -143,9 +143,10 @@ async fn start(mut config: Config) -> Result<Bound, BuildError> {
         config.node_name.clone(),
     );
     handover::inherit(&proxy, &node).await;
-    let claim = match config.backend.describe().programs_kernel {
-        true => Claim::wait_and_take(config.cache_dir.as_deref()).await?,
-        false => None,
+    let claim = if config.backend.describe().programs_kernel {
+        Claim::wait_and_take(config.cache_dir.as_deref()).await?
+    } else {
+        None
     };
     let (kind, settings) = (config.backend, config.backend_settings.clone());
     let spare = Family::ALL.map(|family| {
@@ -229,7 +230,7 @@ async fn build_parts(config: Config, open: Opener) -> Result<Bound, BuildError> 
             answers: health.answers.clone(),
             conntrack: engine.conntrack(),
             backend: engine.backend(),
-            connections: connections.filter(|_| config.count_connections),
+            connections: if config.count_connections { connections } else { None },
             proxy: engine.proxy(),
         },
         configuration.clone(),
@@ -344,10 +345,7 @@ fn spawn_errand(tasks: &mut Tasks, errand: impl Future<Output = ()> + Send + 'st
 /// guards.
 fn guard_within(guard: desired::CliffGuard) -> CliffGuard {
     CliffGuard {
-        deletions: match guard.enabled {
-            true => Guarded::Absence,
-            false => Guarded::Off,
-        },
+        deletions: if guard.enabled { Guarded::Absence } else { Guarded::Off },
         share: guard.share_percent,
         minimum: usize::try_from(guard.minimum).unwrap_or(usize::MAX),
     }

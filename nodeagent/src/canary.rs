@@ -242,9 +242,10 @@ async fn ask(address: SocketAddr) -> std::io::Result<()> {
     stream.write_all(REQUEST).await?;
     let mut answer = [0; ANSWER.len()];
     stream.read_exact(&mut answer).await?;
-    match answer == ANSWER {
-        true => Ok(()),
-        false => Err(std::io::Error::other("another program answers")),
+    if answer == ANSWER {
+        Ok(())
+    } else {
+        Err(std::io::Error::other("another program answers"))
     }
 }
 

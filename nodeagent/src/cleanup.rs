@@ -155,9 +155,10 @@ impl Done {
             return;
         }
         for setting in settings.iter().filter(|setting| setting.is_ours(root)) {
-            let put_back = match task.dry_run {
-                true => Ok("would set"),
-                false => setting.put_back(root).map(|()| "set"),
+            let put_back = if task.dry_run {
+                Ok("would set")
+            } else {
+                setting.put_back(root).map(|()| "set")
             };
             self.lines.push(match put_back {
                 Ok(verb) => format!("{verb}: {setting}, as before"),
@@ -171,12 +172,13 @@ impl Done {
         let Some(folder) = &task.cache_dir else {
             return;
         };
-        let (verb, files) = match task.dry_run {
-            true => (
+        let (verb, files) = if task.dry_run {
+            (
                 "would remove",
                 Cache::files(folder).map(|files| files.len()),
-            ),
-            false => ("removed", Cache::forget(folder)),
+            )
+        } else {
+            ("removed", Cache::forget(folder))
         };
         let what = || ["cache of what was served".to_owned()].into_iter();
         if !task.dry_run {
@@ -214,14 +216,13 @@ fn takes_over(task: &Cleanup, limit: Duration) -> Result<(), String> {
         let runs = leftovers::running(task.ports).is_some();
         // With shared names there is no telling whose rules these are.
         let shared = task.backend.describe().shares_names;
-        let names: Option<BTreeSet<String>> = match shared {
-            true => Some(BTreeSet::new()),
-            false => {
-                let found = leftovers::kube_proxys(task.backend);
-                let problems = found.problems().iter().map(ToString::to_string);
-                let names = || problems.chain(found.names()).collect();
-                found.serve().then(names)
-            }
+        let names: Option<BTreeSet<String>> = if shared {
+            Some(BTreeSet::new())
+        } else {
+            let found = leftovers::kube_proxys(task.backend);
+            let problems = found.problems().iter().map(ToString::to_string);
+            let names = || problems.chain(found.names()).collect();
+            found.serve().then(names)
         };
         if runs && names.is_some() && names == before {
             return Ok(());
@@ -230,9 +231,10 @@ fn takes_over(task: &Cleanup, limit: Duration) -> Result<(), String> {
             return Err(format!(
                 "nothing is removed, because kube-proxy does not serve this node after {} s: {}",
                 limit.as_secs(),
-                match runs {
-                    true => "it runs, and has not written rules; read its log",
-                    false => "no kube-proxy runs; start it",
+                if runs {
+                    "it runs, and has not written rules; read its log"
+                } else {
+                    "no kube-proxy runs; start it"
                 }
             ));
         }
@@ -244,12 +246,13 @@ fn takes_over(task: &Cleanup, limit: Duration) -> Result<(), String> {
 /// Keeps agents from starting; a dry run only checks for one.
 fn claim(task: &Cleanup, problems: &mut Vec<String>) -> Option<Claim> {
     let folder = task.cache_dir.as_deref();
-    let taken = match task.dry_run {
-        true => match claim::at_work(folder) {
+    let taken = if task.dry_run {
+        match claim::at_work(folder) {
             Ok(Some(holder)) => Err(Taken(holder)),
             Ok(None) | Err(_) => Ok(None),
-        },
-        false => Claim::take(folder),
+        }
+    } else {
+        Claim::take(folder)
     };
     taken.unwrap_or_else(|Taken(holder)| {
         problems.push(format!(
@@ -267,9 +270,10 @@ fn competing_proxy(task: &Cleanup) -> Option<CompetingProxy> {
 }
 
 fn refusal(task: &Cleanup, competing_proxy: CompetingProxy) -> String {
-    let way_out = match task.backend.describe().shares_names {
-        true => "stop kube-proxy first, because kplane uses the same names in this mode",
-        false => "stop kube-proxy first, or remove only kplane's objects with --cleanup",
+    let way_out = if task.backend.describe().shares_names {
+        "stop kube-proxy first, because kplane uses the same names in this mode"
+    } else {
+        "stop kube-proxy first, or remove only kplane's objects with --cleanup"
     };
     format!(
         "nothing is removed while a kube-proxy runs ({competing_proxy}), because it would not notice that \

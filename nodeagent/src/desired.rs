@@ -184,13 +184,16 @@ impl Desired {
     /// Returns the position of the state in effect; `None` before there is one.
     pub fn position(&self) -> Option<Position> {
         let last = self.positions.last().copied();
-        last.filter(|_| self.standing != Standing::Remembered)
+        if self.standing == Standing::Remembered { None } else { last }
     }
 
     /// Returns the state from which the control plane may continue; `None` asks for a snapshot. A state
     /// that is only remembered will do.
     pub fn resume(&self) -> Option<Resume> {
-        let position = self.positions.last().filter(|_| self.exact)?;
+        if !self.exact {
+            return None;
+        }
+        let position = self.positions.last()?;
         Some(Resume {
             position: *position,
             digest: self.digest,
@@ -298,9 +301,10 @@ impl Desired {
         self.digest = digest;
         self.exact = exact;
         self.standing = Standing::Confirmed;
-        match goes_back {
-            true => self.freshness.replace(&offer),
-            false => self.freshness.join(&offer),
+        if goes_back {
+            self.freshness.replace(&offer);
+        } else {
+            self.freshness.join(&offer);
         }
         if !cluster.is_empty() {
             self.cluster = cluster;

@@ -21,11 +21,7 @@ pub fn start(settings: LogSettings) -> LogControl {
     let lines = fmt::layer()
         .with_writer(std::io::stderr)
         .with_ansi(std::io::stderr().is_terminal());
-    let lines = if settings.json {
-        lines.json().boxed()
-    } else {
-        lines.boxed()
-    };
+    let lines = if settings.json { lines.json().boxed() } else { lines.boxed() };
     tracing_subscriber::registry().with(filter).with(lines).init();
     LogControl((!is_given).then_some(handle))
 }

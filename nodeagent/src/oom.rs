@@ -16,9 +16,8 @@ pub fn set_score(score: i32) -> io::Result<()> {
     if now.trim() == score.to_string() {
         return Ok(());
     }
-    std::fs::write(FILE, score.to_string()).or_else(|error| match is_near(&now, score) {
-        true => Ok(()),
-        false => Err(error),
+    std::fs::write(FILE, score.to_string()).or_else(|error| {
+        if is_near(&now, score) { Ok(()) } else { Err(error) }
     })
 }
 

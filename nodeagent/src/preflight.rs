@@ -142,10 +142,7 @@ fn kernel(release: &str, wanted: Kind) -> CheckFinding {
         return finding(CHECK, Outcome::Ok, format!("Linux {release}"), "");
     }
     // Older kernels may have all that kube-proxy's older modes need, and the check of the mode says whether.
-    let outcome = match wanted.describe().shares_names {
-        true => Outcome::Warning,
-        false => Outcome::Bad,
-    };
+    let outcome = if wanted.describe().shares_names { Outcome::Warning } else { Outcome::Bad };
     let (major, minor) = OLDEST;
     let text =
         format!("Linux {release} is older than {major}.{minor}, with which kplane is tested");

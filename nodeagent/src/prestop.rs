@@ -271,11 +271,7 @@ impl Rules {
         });
         match written.await {
             Ok(Ok(table)) => {
-                let renew = if table.is_owned() {
-                    Duration::MAX
-                } else {
-                    RENEW
-                };
+                let renew = if table.is_owned() { Duration::MAX } else { RENEW };
                 if std::mem::take(&mut self.complained) {
                     info!(%family, "the kernel takes the rules for preStop hooks now");
                     self.problems.set(Part::Rules, family, None);

@@ -219,10 +219,8 @@ impl<T: Transport> Client<T> {
             State::Connecting(replica) => match timeout(HANDSHAKE, self.connect(replica)).await {
                 Ok(Ok(live)) => {
                     self.connected(true);
-                    self.look = match self.replicas.seeks_zone() {
-                        true => Look::plan_sooner(),
-                        false => Look::plan(),
-                    };
+                    self.look =
+                        if self.replicas.seeks_zone() { Look::plan_sooner() } else { Look::plan() };
                     self.replicas.answered(true, Instant::now());
                     Ok(State::Live(Box::new(live)))
                 }
@@ -291,9 +289,10 @@ impl<T: Transport> Client<T> {
     /// Resolves the names of the replicas, and reserves their addresses before the first connection.
     async fn find(&mut self) {
         let found = self.transport.find();
-        let found = match self.replicas.any() {
-            true => timeout(RESOLUTION, found).await.unwrap_or_default(),
-            false => found.await,
+        let found = if self.replicas.any() {
+            timeout(RESOLUTION, found).await.unwrap_or_default()
+        } else {
+            found.await
         };
         for failure in self.replicas.begin_round(found, Instant::now()) {
             self.complain(&failure.to_string());
@@ -356,9 +355,10 @@ impl<T: Transport> Client<T> {
         let theirs: Arc<str> = theirs[..theirs.floor_char_boundary(MAX_CLUSTER)].into();
         let ours = self.shared.engine.reports().borrow().cluster.clone();
         let differs = !ours.is_empty() && !theirs.is_empty() && ours != theirs;
-        match differs && !self.fresh {
-            true => Err(Lost::OtherCluster { ours, theirs }),
-            false => Ok(theirs),
+        if differs && !self.fresh {
+            Err(Lost::OtherCluster { ours, theirs })
+        } else {
+            Ok(theirs)
         }
     }
 
@@ -419,12 +419,10 @@ impl<T: Transport> Client<T> {
             }
         }
         let reason = lost.to_string();
-        match lost.is_move() {
-            true if self.is_new(&reason) => {
-                tracing::info!(reason, "changing to another control plane");
-            }
-            true => {}
-            false => self.complain(&reason),
+        if !lost.is_move() {
+            self.complain(&reason);
+        } else if self.is_new(&reason) {
+            tracing::info!(reason, "changing to another control plane");
         }
         Ok(retry)
     }

@@ -184,10 +184,7 @@ fn remove_and_log(task: TakeOver, before: &Stage, returns: &mut u8) -> Stage {
         Ok(_) | Err(_) => {}
     }
     let waits = !matches!(used, Ok(None));
-    let leftovers = match waits {
-        true => find_sparing(serving),
-        false => find(serving),
-    };
+    let leftovers = if waits { find_sparing(serving) } else { find(serving) };
     if !leftovers.is_empty() {
         *returns = returns.saturating_add(u8::from(*before == Stage::Done));
         if *returns > MOST_RETURNS {

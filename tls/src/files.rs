@@ -208,9 +208,10 @@ impl ServerPems {
     /// [`FileError`] names the place.
     pub fn load(&self) -> Result<Arc<ServerConfig>, FileError> {
         let place = self.place.as_path();
-        let clients = match self.client_authorities.is_empty() {
-            true => None,
-            false => Some((place, authorities(place, &self.client_authorities)?)),
+        let clients = if self.client_authorities.is_empty() {
+            None
+        } else {
+            Some((place, authorities(place, &self.client_authorities)?))
         };
         let chain = certificates(place, &self.chain)?;
         let key = private_key(place, &self.key)?;

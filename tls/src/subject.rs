@@ -82,6 +82,6 @@ impl Subject {
     /// Returns the node that the certificate names, in the form of [`Subject::of_node`].
     pub fn node(&self) -> Option<&str> {
         let node = self.name.strip_prefix(NODE).filter(|node| !node.is_empty());
-        node.filter(|_| self.groups.iter().any(|group| group == NODES))
+        if self.groups.iter().any(|group| group == NODES) { node } else { None }
     }
 }

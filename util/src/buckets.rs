@@ -71,9 +71,10 @@ impl<K: Eq + Hash> Buckets<K> {
             self.by_caller.retain(|_, bucket| bucket.filled.elapsed() < whole);
         }
         let is_full = self.by_caller.len() >= self.most && !self.by_caller.contains_key(&caller);
-        match is_full {
-            true => &mut self.shared,
-            false => self.by_caller.entry(caller).or_insert_with(|| Bucket::new(rate)),
+        if is_full {
+            &mut self.shared
+        } else {
+            self.by_caller.entry(caller).or_insert_with(|| Bucket::new(rate))
         }
     }
 
@@ -120,9 +121,10 @@ impl Bucket {
             return;
         }
         self.left = self.left.saturating_add(more).min(rate.burst);
-        self.filled = match self.left == rate.burst {
-            true => Instant::now(),
-            false => self.filled + rate.refill * more,
+        self.filled = if self.left == rate.burst {
+            Instant::now()
+        } else {
+            self.filled + rate.refill * more
         };
     }
 }

@@ -143,11 +143,7 @@ impl Dialer {
 /// # Errors
 /// The name cannot be resolved now.
 pub async fn resolve(url: &Uri) -> io::Result<Vec<SocketAddr>> {
-    let by_scheme = if url.scheme_str() == Some("http") {
-        80
-    } else {
-        443
-    };
+    let by_scheme = if url.scheme_str() == Some("http") { 80 } else { 443 };
     let port = url.port_u16().unwrap_or(by_scheme);
     if let Some(ip) = literal(url) {
         return Ok(vec![SocketAddr::new(ip, port)]);

@@ -105,9 +105,10 @@ impl ApprovalView {
 
 impl View for ApprovalView {
     fn text(&self, canvas: &Canvas) -> String {
-        let missing = match self.approved {
-            true => not_approved_text(&self.missing_replicas, canvas),
-            false => missing_text(&self.missing_replicas, canvas),
+        let missing = if self.approved {
+            not_approved_text(&self.missing_replicas, canvas)
+        } else {
+            missing_text(&self.missing_replicas, canvas)
         };
         if self.is_empty() {
             return format!("Nothing waits for approval.\n{missing}");
@@ -117,9 +118,10 @@ impl View for ApprovalView {
             let done = "Approved: objects that are missing from the source are removed.";
             out.push_str(&paragraph(&Span::new(done, Tone::Good), canvas, 0));
         }
-        let what = match self.approved {
-            true => ["Removed", "Resolved", "On nodes"],
-            false => ["Held", "Incomplete", "Held by nodes"],
+        let what = if self.approved {
+            ["Removed", "Resolved", "On nodes"]
+        } else {
+            ["Held", "Incomplete", "Held by nodes"]
         };
         if let Some(held) = &self.held {
             out.push_str(&held_text(what[0], held, self.now, canvas));

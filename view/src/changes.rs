@@ -204,9 +204,10 @@ impl CauseView {
         facts.extend(self.location.clone());
         if let Some((written, observed)) = self.written.zip(change.observed) {
             let late = observed.age(written);
-            facts.push(match late.is_zero() {
-                true => "written just before".to_owned(),
-                false => format!("written {} before", human(late)),
+            facts.push(if late.is_zero() {
+                "written just before".to_owned()
+            } else {
+                format!("written {} before", human(late))
             });
         }
         if !facts.is_empty() {
@@ -258,15 +259,14 @@ impl ChangeView {
                 None => Span::new(format!("{node} does not have it"), Tone::Bad),
             };
         }
-        let which = match self.single_nodes {
-            true => "nodes with these endpoints",
-            false => "nodes",
-        };
+        let which = if self.single_nodes { "nodes with these endpoints" } else { "nodes" };
         let mut text = format!("{which}: {} of {} have it", self.reached, self.nodes);
         if self.reached > 0 {
             text += &format!(": the first {} after the change", after(self.first));
         }
-        if let Some(last) = self.slowest.first().filter(|_| self.reached > 1) {
+        if self.reached > 1
+            && let Some(last) = self.slowest.first()
+        {
             let before = if last.or_before { " or before" } else { "" };
             text += &format!(", the last ({}) {}{before}", last.node, after(last.at));
         }

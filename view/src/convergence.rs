@@ -136,10 +136,7 @@ impl ConvergenceView {
 
     /// Returns the fields of a description's header.
     pub fn fields(&self, canvas: &Canvas) -> String {
-        let tone = match self.programmed == self.nodes {
-            true => Tone::Good,
-            false => Tone::Warn,
-        };
+        let tone = if self.programmed == self.nodes { Tone::Good } else { Tone::Warn };
         let (programmed, nodes) = (grouped(self.programmed), grouped(self.nodes));
         let text = format!(
             "in the kernel of {programmed} of {nodes} nodes{}",

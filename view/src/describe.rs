@@ -149,7 +149,10 @@ impl DescriptionView {
         let mut ports = self.service.iter().flat_map(|service| &service.ports);
         let is_used = ports.any(|port| port.protocol == "TCP" && port.ready_endpoints > 0);
         let node = self.nodes.iter().find(|node| node.programmed);
-        let Some(node) = node.filter(|_| is_used) else {
+        if !is_used {
+            return String::new();
+        }
+        let Some(node) = node else {
             return String::new();
         };
         let text = format!(
@@ -165,11 +168,7 @@ impl DescriptionView {
             return convergence.fields(canvas);
         }
         let (programmed, all) = (self.programmed(), self.nodes.len());
-        let tone = if programmed == all {
-            Tone::Good
-        } else {
-            Tone::Warn
-        };
+        let tone = if programmed == all { Tone::Good } else { Tone::Warn };
         let text = format!("{programmed}/{all} hold the newest state");
         field("Nodes", &[Span::new(text, tone)], canvas)
     }
@@ -237,11 +236,7 @@ fn facts(service: &ServiceView, canvas: &Canvas) -> String {
 /// Returns one port: its addresses, its endpoints, and the number of nodes for which each endpoint
 /// is chosen.
 fn port_text(port: &PortView, nodes: &[ServiceNodeView], canvas: &Canvas) -> String {
-    let name = if port.name.is_empty() {
-        String::new()
-    } else {
-        format!("{} ", port.name)
-    };
+    let name = if port.name.is_empty() { String::new() } else { format!("{} ", port.name) };
     let node_port = port.node_port.map_or(String::new(), |port| format!(", node port {port}"));
     let heading = format!(
         "Port {name}{}/{} ({}){node_port}, revision {}",
@@ -318,9 +313,10 @@ fn nodes_text(
     let folded = Folded::new(nodes, canvas, problem, |node| node.programmed);
     let command = format!("{} describe service {service}", canvas.program);
     let rest = folded.rest("hold it", &command);
-    match folded.rows.is_empty() {
-        true => rest,
-        false => nodes_table(&folded.rows, now, canvas) + &rest,
+    if folded.rows.is_empty() {
+        rest
+    } else {
+        nodes_table(&folded.rows, now, canvas) + &rest
     }
 }
 
@@ -352,9 +348,12 @@ fn nodes_table(rows: &[Vec<&ServiceNodeView>], now: Option<Time>, canvas: &Canva
         .column(Column::new("NODE").elastic(20).names(), |row| {
             fold::name_span(row, |node| &node.node)
         })
-        .column(Column::new("PROGRAMMED"), |row| match row[0].programmed {
-            true => Span::new("Yes", Tone::Good),
-            false => Span::new("No", Tone::Bad),
+        .column(Column::new("PROGRAMMED"), |row| {
+            if row[0].programmed {
+                Span::new("Yes", Tone::Good)
+            } else {
+                Span::new("No", Tone::Bad)
+            }
         })
         .column(Column::new("APPLIED"), |row| {
             let nodes = row.iter();
@@ -380,11 +379,7 @@ fn nodes_table(rows: &[Vec<&ServiceNodeView>], now: Option<Time>, canvas: &Canva
 fn node_notes(node: &ServiceNodeView, canvas: &Canvas) -> Vec<Span> {
     let mut notes = Vec::new();
     if !node.reason.is_empty() {
-        let tone = if node.programmed {
-            Tone::Warn
-        } else {
-            Tone::Bad
-        };
+        let tone = if node.programmed { Tone::Warn } else { Tone::Bad };
         notes.push(Span::new(&node.reason, tone));
     }
     notes.extend(node.ipvs.iter().flat_map(servers::notes));

@@ -67,12 +67,11 @@ fn shown(direction: PolicyDirection) -> &'static str {
 
 impl View for DropsView {
     fn text(&self, canvas: &Canvas) -> String {
-        let mut out = match self.pods.is_empty() {
-            true => {
-                let text = format!("No packet of a Pod was denied; {}.", self.asked.summary());
-                paragraph(&Span::plain(text), canvas, 0)
-            }
-            false => Table::new(&self.pods)
+        let mut out = if self.pods.is_empty() {
+            let text = format!("No packet of a Pod was denied; {}.", self.asked.summary());
+            paragraph(&Span::plain(text), canvas, 0)
+        } else {
+            Table::new(&self.pods)
                 .column(Column::new("POD").elastic(16), |of| {
                     let unknown = || format!("unknown ({})", of.address);
                     Span::plain(of.pod.clone().unwrap_or_else(unknown))
@@ -81,7 +80,7 @@ impl View for DropsView {
                 .text(Column::new("PACKETS"), |of| grouped(of.packets))
                 .text(Column::new("NODE").elastic(12), |of| &of.node)
                 .text(Column::wide("ADDRESS"), |of| &of.address)
-                .render(canvas),
+                .render(canvas)
         };
         if self.pods_omitted > 0 {
             let text = format!(

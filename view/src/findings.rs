@@ -48,10 +48,7 @@ impl FindingView {
     }
 
     fn nodes(&self, canvas: &Canvas) -> String {
-        let shown = match canvas.wide {
-            true => self.nodes.len(),
-            false => NODES_NAMED.min(self.nodes.len()),
-        };
+        let shown = if canvas.wide { self.nodes.len() } else { NODES_NAMED.min(self.nodes.len()) };
         let named = self.nodes[..shown].join(", ");
         let hidden = (self.nodes.len() - shown) as u64 + self.nodes_omitted;
         match hidden {

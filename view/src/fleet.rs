@@ -253,11 +253,7 @@ impl FleetView {
         if policies > 0 {
             let current = |node: &&NodeView| node.revisions.lag == Some(0);
             let current = self.nodes.iter().filter(current).count();
-            let tone = if current == nodes {
-                Tone::Plain
-            } else {
-                Tone::Warn
-            };
+            let tone = if current == nodes { Tone::Plain } else { Tone::Warn };
             let enforced = format!("enforced on {current} of {}", plural(nodes, "node"));
             spans = vec![Span::plain(policies.to_string()), Span::new(enforced, tone)];
         }
@@ -273,10 +269,7 @@ impl FleetView {
         spans.extend(
             troubles.map(|(nodes, what)| warn(format!("{what} {}", plural(nodes, "node")))),
         );
-        match spans.is_empty() {
-            true => String::new(),
-            false => field("Policies", &spans, canvas),
-        }
+        if spans.is_empty() { String::new() } else { field("Policies", &spans, canvas) }
     }
 
     /// Returns how many replicas answered, if there can be several.
@@ -315,11 +308,7 @@ fn degraded_text(nodes: &[NodeView], canvas: &Canvas) -> String {
     if rows.is_empty() {
         return String::new();
     }
-    let shown = if canvas.all {
-        rows.len()
-    } else {
-        rows.len().min(FAILURES_SHOWN)
-    };
+    let shown = if canvas.all { rows.len() } else { rows.len().min(FAILURES_SHOWN) };
     let table = Table::new(&rows[..shown])
         .column(Column::new("DEGRADED").elastic(20), |row: &Degraded<'_>| {
             Span::new(&row.object, Tone::Warn)

@@ -237,12 +237,13 @@ impl<'a> Problem<'a> {
         let mut known = HashMap::new();
         for issue in issues {
             let at = *known.entry(issue.problem()).or_insert(problems.len());
-            match problems.get_mut(at).filter(|_| !wide) {
-                Some(problem) => problem.others.push(issue),
-                None => problems.push(Self {
+            if !wide && let Some(problem) = problems.get_mut(at) {
+                problem.others.push(issue);
+            } else {
+                problems.push(Self {
                     first: issue,
                     others: Vec::new(),
-                }),
+                });
             }
         }
         problems
@@ -282,11 +283,7 @@ fn issues_text(issues: &[IssueView], omitted: u64, canvas: &Canvas) -> String {
         return String::new();
     }
     let problems = Problem::all(issues, canvas.wide);
-    let limit = if canvas.wide {
-        problems.len()
-    } else {
-        ISSUES_SHOWN
-    };
+    let limit = if canvas.wide { problems.len() } else { ISSUES_SHOWN };
     let (shown, hidden) = problems.split_at(limit.min(problems.len()));
     let table = Table::new(shown)
         .column(Column::new("ISSUE"), |problem: &Problem<'_>| {

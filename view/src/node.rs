@@ -189,9 +189,10 @@ impl NodeDescriptionView {
         Table::new(&self.node.families)
             .text(Column::new("FAMILY"), |family| family.family)
             .column(Column::new("PROGRAMMED"), |family| {
-                match family.programmed {
-                    true => Span::new("Yes", Tone::Good),
-                    false => Span::new("No", Tone::Bad),
+                if family.programmed {
+                    Span::new("Yes", Tone::Good)
+                } else {
+                    Span::new("No", Tone::Bad)
                 }
             })
             .column(Column::new("READ BACK"), read_back)
@@ -223,14 +224,14 @@ fn enforced(of: &EnforcedView) -> String {
 }
 
 fn failures(all: &[FailureView], canvas: &Canvas) -> String {
-    let shown = match canvas.wide {
-        true => all.len(),
-        false => FAILURES_SHOWN.min(all.len()),
-    };
+    let shown = if canvas.wide { all.len() } else { FAILURES_SHOWN.min(all.len()) };
     let table = Table::new(&all[..shown])
-        .column(Column::new("FAILURE"), |failure| match failure.degraded {
-            true => Span::new("Degraded", Tone::Warn),
-            false => Span::new("Failed", Tone::Bad),
+        .column(Column::new("FAILURE"), |failure| {
+            if failure.degraded {
+                Span::new("Degraded", Tone::Warn)
+            } else {
+                Span::new("Failed", Tone::Bad)
+            }
         })
         .column(
             Column::new("OBJECT").elastic(24),

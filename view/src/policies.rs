@@ -65,11 +65,7 @@ impl PolicyView {
     }
 
     fn pods_span(&self) -> Span {
-        let tone = if self.pods == 0 {
-            Tone::Warn
-        } else {
-            Tone::Plain
-        };
+        let tone = if self.pods == 0 { Tone::Warn } else { Tone::Plain };
         Span::new(self.pods.to_string(), tone)
     }
 }
@@ -300,9 +296,10 @@ impl View for JudgementView {
             "from {} to {}, {} {}",
             self.from, self.to, self.protocol, self.port
         );
-        let (verdict, tone) = match self.allowed {
-            true => ("NetworkPolicies allow it", Tone::Good),
-            false => ("NetworkPolicies deny it", Tone::Bad),
+        let (verdict, tone) = if self.allowed {
+            ("NetworkPolicies allow it", Tone::Good)
+        } else {
+            ("NetworkPolicies deny it", Tone::Bad)
         };
         let mut out = field("Connection", &[Span::plain(connection)], canvas);
         out.push_str(&field("Verdict", &[Span::new(verdict, tone)], canvas));

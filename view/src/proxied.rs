@@ -182,9 +182,10 @@ fn table(ports: &[ProxiedPortView], canvas: &Canvas) -> String {
             let failed = one.failed.iter();
             let parts: Vec<_> =
                 failed.map(|(reason, count)| format!("{} {reason}", grouped(*count))).collect();
-            match parts.is_empty() {
-                true => number(0),
-                false => Span::new(parts.join(", "), Tone::Warn),
+            if parts.is_empty() {
+                number(0)
+            } else {
+                Span::new(parts.join(", "), Tone::Warn)
             }
         })
         .column(Column::new("RETRIES"), |one| number(one.retries))

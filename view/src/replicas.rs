@@ -49,8 +49,5 @@ pub(super) fn alone_text(unasked: u32, each: &str, canvas: &Canvas) -> String {
 fn warnings(lines: impl Iterator<Item = String>, canvas: &Canvas) -> String {
     let lines: String =
         lines.map(|line| paragraph(&Span::new(line, Tone::Bad), canvas, 0)).collect();
-    match lines.is_empty() {
-        true => lines,
-        false => format!("\n{lines}"),
-    }
+    if lines.is_empty() { lines } else { format!("\n{lines}") }
 }

@@ -213,9 +213,12 @@ pub(super) fn text(nodes: &[OnNode<'_>], canvas: &Canvas) -> String {
         .text(Column::new("INACTIVE"), |row| {
             short_count(row.real.inactive_connections)
         })
-        .column(Column::new("STATE"), |row| match row.real.draining {
-            true => Span::new("Draining", Tone::Warn),
-            false => Span::new("Serving", Tone::Good),
+        .column(Column::new("STATE"), |row| {
+            if row.real.draining {
+                Span::new("Draining", Tone::Warn)
+            } else {
+                Span::new("Serving", Tone::Good)
+            }
         })
         .text(Column::new("VIRTUAL SERVER").elastic(14), |row| {
             format!("{}/{}", row.server.address, row.server.protocol)

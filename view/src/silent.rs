@@ -115,8 +115,5 @@ fn text(silent: &[SilentView], more: u64, canvas: &Canvas) -> String {
         .iter()
         .map(|line| paragraph(&Span::new(line, Tone::Bad), canvas, 0))
         .collect();
-    match lines.is_empty() {
-        true => lines,
-        false => format!("\n{lines}"),
-    }
+    if lines.is_empty() { lines } else { format!("\n{lines}") }
 }

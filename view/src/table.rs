@@ -154,10 +154,7 @@ impl<'a, T> Table<'a, T> {
             let title = Span::new(filled.column.title, Tone::Strong);
             (title, filled.width)
         });
-        let mut out = match canvas.headers {
-            true => line(titles, canvas),
-            false => String::new(),
-        };
+        let mut out = if canvas.headers { line(titles, canvas) } else { String::new() };
         for row in 0..self.rows.len() {
             let cells = self.columns.iter();
             let cells = cells.map(|filled| (filled.cells[row].clone(), filled.width));

@@ -63,9 +63,8 @@ pub fn visible(text: String) -> String {
     if !text.contains(is_hidden) {
         return text;
     }
-    let escaped = text.chars().map(|c| match is_hidden(c) {
-        false => c.to_string(),
-        true => format!("\\u{:04x}", u32::from(c)),
+    let escaped = text.chars().map(|c| {
+        if is_hidden(c) { format!("\\u{:04x}", u32::from(c)) } else { c.to_string() }
     });
     escaped.collect()
 }

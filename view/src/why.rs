@@ -49,9 +49,10 @@ impl KernelView {
             Some(false) => Tone::Bad,
             None => Tone::Plain,
         };
-        let places = match self.places.is_empty() {
-            true => String::new(),
-            false => format!(" ({})", self.places.join(", ")),
+        let places = if self.places.is_empty() {
+            String::new()
+        } else {
+            format!(" ({})", self.places.join(", "))
         };
         let asked = self.agrees.map_or("", |_| "asked just now: ");
         Span::new(format!("{asked}{}{places}", self.summary), tone)
@@ -107,11 +108,7 @@ impl FromWire<pb::TriedConnection> for AttemptView {
 
 impl AttemptView {
     fn target(&self) -> Span {
-        let which = if self.through_service {
-            "the Service"
-        } else {
-            "endpoint"
-        };
+        let which = if self.through_service { "the Service" } else { "endpoint" };
         let from = match self.node.as_str() {
             node if self.through_service && !node.is_empty() => format!(", from {node}"),
             _ => String::new(),
@@ -260,10 +257,7 @@ fn attempts(all: &[AttemptView], not_tried: &str, canvas: &Canvas) -> String {
     let table = Table::new(all)
         .column(Column::new("TRIED"), AttemptView::target)
         .text(Column::new("NODE").elastic(12), |one| {
-            match one.through_service {
-                true => "",
-                false => &one.node,
-            }
+            if one.through_service { "" } else { &one.node }
         })
         .column(Column::new("RESULT"), AttemptView::result);
     format!("\n{}", table.render(canvas))
@@ -273,9 +267,8 @@ fn candidates(all: &[CandidateView], canvas: &Canvas) -> String {
     Table::new(all)
         .text(Column::new("ENDPOINT"), |one| &one.address)
         .text(Column::new("NODE").elastic(12), |one| &one.node)
-        .column(Column::new("CHOSEN"), |one| match one.chosen {
-            true => Span::new("Yes", Tone::Good),
-            false => Span::plain("No"),
+        .column(Column::new("CHOSEN"), |one| {
+            if one.chosen { Span::new("Yes", Tone::Good) } else { Span::plain("No") }
         })
         .text(Column::new("REASON"), |one| &one.reason)
         .render(canvas)

@@ -44,10 +44,7 @@ pub(crate) fn watched(command: &mut Command, programs: usize) -> Result<()> {
         if started.elapsed() >= next {
             next = started.elapsed() + interval;
             let text = done.text(started.elapsed(), programs);
-            match is_terminal {
-                true => eprint!("\r{text}\x1b[K"),
-                false => eprintln!("{text}"),
-            }
+            if is_terminal { eprint!("\r{text}\x1b[K") } else { eprintln!("{text}") }
         }
     }
     let status = child.wait()?;

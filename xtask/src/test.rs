@@ -110,9 +110,10 @@ pub(crate) fn run(args: &[String]) -> Result<ExitCode> {
     let _lock = lock()?;
     let outcomes = wanted.run()?;
     let cpu = schedule::cpu_time_of_all()?;
-    Ok(match report::summary(&outcomes, began.elapsed(), cpu) {
-        true => ExitCode::SUCCESS,
-        false => ExitCode::FAILURE,
+    Ok(if report::summary(&outcomes, began.elapsed(), cpu) {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
     })
 }
 
@@ -202,7 +203,9 @@ impl Wanted {
         outcomes.extend(schedule::run(suites, &folder, &logs, Outcome::print)?);
         let mut compiled = Ok(());
         for outcome in outcomes.iter() {
-            if let Some(log) = outcome.log.as_ref().filter(|_| by_cargo.contains(&outcome.name)) {
+            if by_cargo.contains(&outcome.name)
+                && let Some(log) = outcome.log.as_ref()
+            {
                 compiled = compiled.and(built.further(log));
             }
         }

@@ -154,11 +154,7 @@ impl Bench<'_> {
         judge: &Judge,
         title: &str,
     ) -> Result<Vec<(Duration, Duration)>> {
-        let pause = if contender.is_kube_proxy() {
-            PAUSE_KUBE_PROXY
-        } else {
-            PAUSE_KPLANE
-        };
+        let pause = if contender.is_kube_proxy() { PAUSE_KUBE_PROXY } else { PAUSE_KPLANE };
         let mut progress = Progress::new(format!("{title}: changes"), self.changes);
         let mut times = Vec::new();
         for change in 0..self.changes {

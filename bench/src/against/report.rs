@@ -82,21 +82,13 @@ pub(crate) fn table(rows: &[Row]) -> String {
         let cells = row.iter().enumerate().map(|(column, cell)| {
             let width = width(column);
             // Numbers to the right, names to the left.
-            if column == 1 {
-                format!("{cell:<width$}")
-            } else {
-                format!("{cell:>width$}")
-            }
+            if column == 1 { format!("{cell:<width$}") } else { format!("{cell:>width$}") }
         });
         format!("| {} |\n", cells.collect::<Vec<_>>().join(" | "))
     };
     let rule = (0..headings.len()).map(|column| {
         let dashes = "-".repeat(width(column) - 1);
-        if column == 1 {
-            format!("{dashes}-")
-        } else {
-            format!("{dashes}:")
-        }
+        if column == 1 { format!("{dashes}-") } else { format!("{dashes}:") }
     });
     let rule = format!("| {} |\n", rule.collect::<Vec<_>>().join(" | "));
     let mut text = line(&headings) + &rule;

@@ -55,9 +55,10 @@ pub(crate) fn main() {
 
     println!("\nreports of connections (--flows): {RATE} connections a second for {SECONDS} s");
     for ends in [false, true] {
-        let connections = Arc::new(match ends {
-            true => ServiceConnections::with_edges(),
-            false => ServiceConnections::default(),
+        let connections = Arc::new(if ends {
+            ServiceConnections::with_edges()
+        } else {
+            ServiceConnections::default()
         });
         let (key, of) = &published;
         connections.learn(key, of.as_ref().map(|of| &of.port));
@@ -80,11 +81,7 @@ pub(crate) fn main() {
             (begun.sum::<u64>(), sums.edges.len(), sums.lost)
         });
         let each = busy.as_secs_f64() * 1e6 / f64::from(ALL);
-        let option = if ends {
-            "--flows"
-        } else {
-            "--count-connections"
-        };
+        let option = if ends { "--flows" } else { "--count-connections" };
         println!(
             "{option:>20} | {each:.2} us of CPU a connection, {:.1} % of a core | {counted:?} = connections, edges, losses of {ALL}",
             each * f64::from(RATE) / 1e4

@@ -98,11 +98,7 @@ pub(crate) fn measure(agents: u32, services: u32) -> Result<()> {
                 "| {agents} | {each} KiB | {:.2} | {sort} | {messages} | {} | {} | {} |",
                 idle.as_secs_f64() / f64::from(CHANGES),
                 show(cpu),
-                if messages == 0 {
-                    "-".to_owned()
-                } else {
-                    show(message)
-                },
+                if messages == 0 { "-".to_owned() } else { show(message) },
                 show(cost.longest),
             );
         }

@@ -118,11 +118,7 @@ fn title(size: &Size) -> Result<String> {
         1 => "1 control plane".to_owned(),
         more => format!("{more} control planes"),
     };
-    let reports = if size.reports {
-        ""
-    } else {
-        ", without reports"
-    };
+    let reports = if size.reports { "" } else { ", without reports" };
     let (agents, services) = (size.agents, size.services);
     Ok(format!(
         "{agents} agents, {services} Services, {planes}{reports}; {}",

@@ -50,9 +50,10 @@ pub(crate) fn cell(mut values: Vec<f64>, decimals: usize) -> String {
         return "-".to_owned();
     };
     let median = median(values);
-    match most > 0.0 {
-        true => format!("{median:.decimals$} ({least:.decimals$} to {most:.decimals$})"),
-        false => "0".to_owned(),
+    if most > 0.0 {
+        format!("{median:.decimals$} ({least:.decimals$} to {most:.decimals$})")
+    } else {
+        "0".to_owned()
     }
 }
 

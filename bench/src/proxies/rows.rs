@@ -254,11 +254,7 @@ impl Way<'_> {
         eventually(load::PATIENCE, "all connections have a server", || {
             let held = held.load(Relaxed);
             // The one of the attempt that showed that the contender runs may still be there.
-            if held >= number as u64 {
-                Ok(())
-            } else {
-                Err(held)
-            }
+            if held >= number as u64 { Ok(()) } else { Err(held) }
         })?;
         let after = self.memory()?;
         drop(all);

@@ -64,9 +64,10 @@ fn endpoint(text: &str) -> Result<String, String> {
         ["node", name] => !name.is_empty(),
         _ => parse_ip(text).is_ok(),
     };
-    match is_known {
-        true => Ok(text.to_owned()),
-        false => Err("expected an address, pod/NAMESPACE/NAME, node/NAME".to_owned()),
+    if is_known {
+        Ok(text.to_owned())
+    } else {
+        Err("expected an address, pod/NAMESPACE/NAME, node/NAME".to_owned())
     }
 }
 

@@ -50,9 +50,10 @@ pub(crate) struct GraphArgs {
 
 fn since(text: &str) -> Result<Duration, String> {
     let since = parse_timeout(text)?;
-    match (Duration::from_secs(1)..=LONGEST).contains(&since) {
-        true => Ok(since),
-        false => Err("agents remember an hour: expected 1s to 1h".to_owned()),
+    if (Duration::from_secs(1)..=LONGEST).contains(&since) {
+        Ok(since)
+    } else {
+        Err("agents remember an hour: expected 1s to 1h".to_owned())
     }
 }
 

@@ -65,12 +65,11 @@ fn server(version: &Value) -> Finding {
 }
 
 fn rights(denied: &[String]) -> Finding {
-    match denied.is_empty() {
-        true => Finding::ok("rights", "you may install kplane and migrate nodes"),
-        false => {
-            let text = format!("you lack {} rights", denied.len());
-            Finding::bad("rights", text, "kubectl auth whoami").with(denied.to_vec())
-        }
+    if denied.is_empty() {
+        Finding::ok("rights", "you may install kplane and migrate nodes")
+    } else {
+        let text = format!("you lack {} rights", denied.len());
+        Finding::bad("rights", text, "kubectl auth whoami").with(denied.to_vec())
     }
 }
 
@@ -146,14 +145,15 @@ fn nodes(snapshot: &Snapshot) -> Finding {
         .iter()
         .take(super::NAMED)
         .map(|(node, stage)| format!("{}: {}", node.name, stage.reason()));
-    match away.is_empty() {
-        true => Finding::ok(CHECK, text).with(details.collect()),
-        false => Finding::warning(
+    if away.is_empty() {
+        Finding::ok(CHECK, text).with(details.collect())
+    } else {
+        Finding::warning(
             CHECK,
             format!("{} nodes are not Ready", away.len()),
             "kubectl get nodes",
         )
-        .with(vec![super::names(&away)]),
+        .with(vec![super::names(&away)])
     }
 }
 

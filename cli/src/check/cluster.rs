@@ -36,9 +36,10 @@ fn agents_of(fleet: &pb::Fleet) -> Finding {
         there.len(),
         fleet.nodes.len()
     );
-    match gone.is_empty() {
-        true => Finding::ok(CHECKS[0], text),
-        false => Finding::bad(CHECKS[0], text, "kpctl get nodes").with(vec![names(&gone)]),
+    if gone.is_empty() {
+        Finding::ok(CHECKS[0], text)
+    } else {
+        Finding::bad(CHECKS[0], text, "kpctl get nodes").with(vec![names(&gone)])
     }
 }
 
@@ -133,11 +134,10 @@ fn agents(snapshot: &Snapshot) -> Finding {
         format!("{}: {why}", node.name)
     });
     let mut details: Vec<String> = of_unserved.chain(of_lacking).collect();
-    let remedy = match unserved.is_empty() {
-        true => {
-            "kubectl -n kplane describe pods -l app.kubernetes.io/component=nodeagent".to_owned()
-        }
-        false => serve(snapshot, &unserved),
+    let remedy = if unserved.is_empty() {
+        "kubectl -n kplane describe pods -l app.kubernetes.io/component=nodeagent".to_owned()
+    } else {
+        serve(snapshot, &unserved)
     };
     // k3s and others have kube-proxy inside another program, which may serve these nodes.
     if lacking.is_empty() && snapshot.kube_proxy.is_none() && !snapshot.saved {
@@ -167,9 +167,10 @@ fn kube_proxy(snapshot: &Snapshot) -> Finding {
     let both: Vec<&str> = both.map(|node| node.name.as_str()).collect();
     if !both.is_empty() {
         let text = format!("runs beside an agent on {} nodes", both.len());
-        let remedy = match snapshot.record().is_some() {
-            true => "kpctl migrate start --all",
-            false => "kpctl migrate plan",
+        let remedy = if snapshot.record().is_some() {
+            "kpctl migrate start --all"
+        } else {
+            "kpctl migrate plan"
         };
         return Finding::bad(CHECK, text, remedy).with(vec![names(&both)]);
     }
@@ -204,12 +205,11 @@ fn leftovers(snapshot: &Snapshot, objects: &Objects) -> Finding {
             "{alone} nodes have the label kplane.io/proxy, and no agents exist"
         ));
     }
-    match details.is_empty() {
-        true => Finding::ok("leftovers", "none of a migration"),
-        false => {
-            let text = "a migration was not ended";
-            Finding::bad("leftovers", text, "kpctl migrate status").with(details)
-        }
+    if details.is_empty() {
+        Finding::ok("leftovers", "none of a migration")
+    } else {
+        let text = "a migration was not ended";
+        Finding::bad("leftovers", text, "kpctl migrate status").with(details)
     }
 }
 

@@ -59,11 +59,7 @@ pub(crate) fn finding(services: &[Service], nodes: &[Node]) -> Finding {
         listed(&allow, ",")
     );
     // A load balancer at addresses of nodes, such as that of k3s, listens there itself.
-    let made = if by_name {
-        Finding::bad
-    } else {
-        Finding::warning
-    };
+    let made = if by_name { Finding::bad } else { Finding::warning };
     made(CHECK, text, &remedy).with(details)
 }
 

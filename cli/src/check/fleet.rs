@@ -296,17 +296,18 @@ fn versions(fleet: &pb::Fleet, kpctl: &str) -> Finding {
 
 fn plain_text(fleet: &pb::Fleet) -> Finding {
     let ports = plane(fleet).plain_text_ports;
-    match ports.is_empty() {
-        true => Finding::ok(
+    if ports.is_empty() {
+        Finding::ok(
             "plain-text",
             "no port is open to other machines without TLS",
-        ),
-        false => Finding::warning(
+        )
+    } else {
+        Finding::warning(
             "plain-text",
             "other machines reach ports without TLS",
             "remove --insecure from the control plane",
         )
-        .with(ports),
+        .with(ports)
     }
 }
 

@@ -35,9 +35,10 @@ pub(super) fn host_checks(fleet: &pb::Fleet) -> Finding {
         return Finding::ok(CHECK, text);
     };
     let remedy = format!("kpctl describe node {}", nodes.first().unwrap_or(&"NAME"));
-    let finding = match is_minor {
-        true => Finding::warning(CHECK, "nodes may drop packets of Services", &remedy),
-        false => Finding::bad(CHECK, "nodes drop packets of Services", &remedy),
+    let finding = if *is_minor {
+        Finding::warning(CHECK, "nodes may drop packets of Services", &remedy)
+    } else {
+        Finding::bad(CHECK, "nodes drop packets of Services", &remedy)
     };
     let details = found.iter().take(NAMED);
     let details = details.map(|((_, code), (nodes, text))| {

@@ -121,9 +121,10 @@ fn without_trouble(fleet: &pb::Fleet, plane: &pb::ControlPlaneStatus) -> Finding
         1 => "1 policy".to_owned(),
         all => format!("{all} policies"),
     };
-    let absent = match plane.cluster_policies_absent {
-        true => "; no ClusterNetworkPolicies: the API server does not have their definition (CRD)",
-        false => "",
+    let absent = if plane.cluster_policies_absent {
+        "; no ClusterNetworkPolicies: the API server does not have their definition (CRD)"
+    } else {
+        ""
     };
     Finding::ok(
         CHECK,

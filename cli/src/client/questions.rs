@@ -68,9 +68,10 @@ impl Client {
         follow: bool,
     ) -> Result<pb::DropsAnswer, Error> {
         let mut stub = self.stub.clone();
-        match follow {
-            true => self.ask(stub.follow_drops(request)).await,
-            false => self.ask(stub.get_drops(request)).await,
+        if follow {
+            self.ask(stub.follow_drops(request)).await
+        } else {
+            self.ask(stub.get_drops(request)).await
         }
     }
 

@@ -14,8 +14,5 @@ pub(super) async fn get(cli: &Cli, args: &AffinityArgs) -> Result<Verdict, Failu
     let ask = async |mut stub: Stub| stub.get_affinity(request).await;
     let view = AffinityView::new(&name, client.about(&name, ask).await?);
     show(cli, &view)?;
-    Ok(match view.is_complete() {
-        true => Verdict::Done,
-        false => Verdict::Unanswered,
-    })
+    Ok(if view.is_complete() { Verdict::Done } else { Verdict::Unanswered })
 }

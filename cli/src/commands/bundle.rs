@@ -96,10 +96,7 @@ pub(crate) async fn run(cli: &Cli, args: &BundleArgs) -> Result<Verdict, Failure
     })?;
     view.bytes = Some(written);
     show(cli, &view)?;
-    Ok(match view.lacks_parts() {
-        true => Verdict::Blind,
-        false => Verdict::Done,
-    })
+    Ok(if view.lacks_parts() { Verdict::Blind } else { Verdict::Done })
 }
 
 /// Adds what is about the whole fleet; returns the Services that are worth a look.

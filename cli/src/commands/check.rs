@@ -23,9 +23,10 @@ const OF_SERVICES: [&str; 2] = [ranges::CHECK, updates::CHECK];
 
 /// Runs all checks and shows them.
 pub(crate) async fn run(cli: &Cli, args: &CheckArgs) -> Result<Verdict, Failure> {
-    let findings = match args.pre {
-        true => before::run(cli, args).await,
-        false => afterwards(cli, args).await,
+    let findings = if args.pre {
+        before::run(cli, args).await
+    } else {
+        afterwards(cli, args).await
     };
     let view = CheckView::new(findings);
     show(cli, &view)?;

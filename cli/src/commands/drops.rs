@@ -65,8 +65,5 @@ async fn follow(
 }
 
 fn verdict(is_complete: bool) -> Verdict {
-    match is_complete {
-        true => Verdict::Done,
-        false => Verdict::Unanswered,
-    }
+    if is_complete { Verdict::Done } else { Verdict::Unanswered }
 }

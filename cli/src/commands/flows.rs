@@ -26,10 +26,7 @@ pub(super) async fn run(cli: &Cli, args: &FlowsArgs) -> Result<Verdict, Failure>
     let (client, _) = connect(cli).await?;
     let view = ask(&client, &name, &request).await?;
     show(cli, &view)?;
-    Ok(match view.is_complete() {
-        true => Verdict::Done,
-        false => Verdict::Unanswered,
-    })
+    Ok(if view.is_complete() { Verdict::Done } else { Verdict::Unanswered })
 }
 
 async fn ask(

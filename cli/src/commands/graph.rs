@@ -13,8 +13,5 @@ pub(super) async fn run(cli: &Cli, args: &GraphArgs) -> Result<Verdict, Failure>
     let answer = client.graph(request.clone()).await?;
     let view = GraphView::new(&request, answer);
     show(cli, &view)?;
-    Ok(match view.is_complete() {
-        true => Verdict::Done,
-        false => Verdict::Unanswered,
-    })
+    Ok(if view.is_complete() { Verdict::Done } else { Verdict::Unanswered })
 }

@@ -54,10 +54,7 @@ async fn snapshot(cli: &Cli, target: &TargetArgs, plan: bool) -> Result<Verdict,
     let snapshot = Snapshot::from(&cluster.gather().await?);
     let view = MigrationView::new(&snapshot);
     show(cli, &view)?;
-    Ok(match plan && view.is_blocked() {
-        true => Verdict::NotReached,
-        false => Verdict::Done,
-    })
+    Ok(if plan && view.is_blocked() { Verdict::NotReached } else { Verdict::Done })
 }
 
 async fn walk(
@@ -94,11 +91,12 @@ async fn chosen(cluster: &Cluster<'_>, args: &WalkArgs) -> Result<Chosen, Failur
     let there = nodes.into_iter().filter_map(|node| node.metadata.name);
     let there: BTreeSet<String> = there.collect();
     if args.selector.is_some() {
-        return match there.is_empty() {
-            true => Err(Failure::Refused(format!(
+        return if there.is_empty() {
+            Err(Failure::Refused(format!(
                 "no node has the labels {labels}. List them with: kubectl get nodes --show-labels"
-            ))),
-            false => Ok(Chosen::Named(there)),
+            )))
+        } else {
+            Ok(Chosen::Named(there))
         };
     }
     match args.node.iter().find(|name| !there.contains(*name)) {

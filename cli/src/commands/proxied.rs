@@ -13,8 +13,5 @@ pub(super) async fn get(cli: &Cli, args: &ProxiedArgs) -> Result<Verdict, Failur
     let ask = async |mut stub: Stub| stub.get_proxied(request).await;
     let view = ProxiedView::new(&name, client.about(&name, ask).await?);
     show(cli, &view)?;
-    Ok(match view.is_complete() {
-        true => Verdict::Done,
-        false => Verdict::Unanswered,
-    })
+    Ok(if view.is_complete() { Verdict::Done } else { Verdict::Unanswered })
 }

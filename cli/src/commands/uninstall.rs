@@ -69,10 +69,7 @@ pub(crate) async fn run(cli: &Cli, args: &UninstallArgs) -> Result<Verdict, Fail
     let next = next(&snapshot, cluster.namespace(), left.is_empty());
     let view = UninstallView::new(removed, left, next);
     show(cli, &view)?;
-    Ok(match view.left.is_empty() {
-        true => Verdict::Done,
-        false => Verdict::NotReached,
-    })
+    Ok(if view.left.is_empty() { Verdict::Done } else { Verdict::NotReached })
 }
 
 /// Refuses to cut off nodes that kube-proxy could serve.
@@ -97,15 +94,13 @@ fn refuse(snapshot: &Snapshot, args: &UninstallArgs) -> Result<(), Failure> {
 
 fn confirmed(snapshot: &Snapshot) -> Result<bool, Failure> {
     let serves = snapshot.kube_proxy.as_ref().is_some_and(|set| !set.keeps_off);
-    let text = match serves {
-        true => "kube-proxy has a DaemonSet, and serves the nodes afterwards.",
-        false if only_saved(snapshot) => {
-            "kube-proxy's DaemonSet is saved, not running: NO SERVICE WORKS afterwards until it is \
+    let text = if serves {
+        "kube-proxy has a DaemonSet, and serves the nodes afterwards."
+    } else if only_saved(snapshot) {
+        "kube-proxy's DaemonSet is saved, not running: NO SERVICE WORKS afterwards until it is \
              created again."
-        }
-        false => {
-            "kube-proxy has no DaemonSet: NO SERVICE WORKS afterwards until another proxy runs."
-        }
+    } else {
+        "kube-proxy has no DaemonSet: NO SERVICE WORKS afterwards until another proxy runs."
     };
     anstream::eprintln!("{text}");
     ask(&format!(

@@ -31,12 +31,13 @@ pub(crate) async fn run(cli: &Cli, args: &WhyArgs) -> Result<Verdict, Failure> {
         SenderArg::Address(address) => address.to_string(),
     };
     let (client, _) = connect(cli).await?;
-    let reported = match args.tries {
-        true => client.try_service(&name, request).await?,
-        false => pb::TryResponse {
+    let reported = if args.tries {
+        client.try_service(&name, request).await?
+    } else {
+        pb::TryResponse {
             explanation: Some(client.explain(&name, request).await?),
             ..pb::TryResponse::default()
-        },
+        }
     };
     show(
         cli,

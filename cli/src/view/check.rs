@@ -84,10 +84,13 @@ impl View for CheckView {
                     self.checks.len()
                 )
             }
-            _ => match self.checks.iter().any(|check| check.outcome == Outcome::Warning) {
-                true => "No check failed; read the warnings".to_owned(),
-                false => "All is well".to_owned(),
-            },
+            _ => {
+                if self.checks.iter().any(|check| check.outcome == Outcome::Warning) {
+                    "No check failed; read the warnings".to_owned()
+                } else {
+                    "All is well".to_owned()
+                }
+            }
         };
         let tone = match self.outcome {
             Outcome::Bad => Tone::Bad,

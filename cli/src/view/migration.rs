@@ -167,9 +167,10 @@ impl MigrationView {
 
     /// Returns the number of nodes of each stage.
     fn counts(&self) -> Vec<(usize, &'static str)> {
-        let before = match self.has_kube_proxy {
-            true => "served by kube-proxy",
-            false => "not served by kplane",
+        let before = if self.has_kube_proxy {
+            "served by kube-proxy"
+        } else {
+            "not served by kplane"
         };
         let stages = [
             ("Kplane", "served by kplane"),
@@ -199,9 +200,10 @@ fn stage(snapshot: &Snapshot, stages: &[Stage]) -> StageView {
     if record.is_some_and(|record| record.stopped.is_some()) {
         return StageView::Stopped;
     }
-    match record.is_some() || inside().any(|stage| *stage != Stage::KubeProxy) {
-        true => StageView::Started,
-        false => StageView::NotStarted,
+    if record.is_some() || inside().any(|stage| *stage != Stage::KubeProxy) {
+        StageView::Started
+    } else {
+        StageView::NotStarted
     }
 }
 

@@ -126,7 +126,7 @@ impl Identity {
             Proof::Certificate | Proof::ListedToken => self.subject.node(),
             Proof::ApiToken { node, for_kplane } => {
                 let is_agent = *for_kplane && accounts.contains(&self.subject.name);
-                node.as_ref().filter(|_| is_agent).map(|node| node.name.as_str())
+                if is_agent { node.as_ref().map(|node| node.name.as_str()) } else { None }
             }
         }
     }

@@ -249,10 +249,7 @@ impl Overrides {
             next.latest.insert(scope.clone(), order);
         }
         next.forget();
-        match next.latest.len() > MAX_OVERRIDES {
-            true => Err(TooMany),
-            false => Ok(next),
-        }
+        if next.latest.len() > MAX_OVERRIDES { Err(TooMany) } else { Ok(next) }
     }
 
     /// Forgets thaws that undo nothing.

@@ -139,9 +139,10 @@ pub(crate) struct Words<'a>(pub(crate) &'a Suspicion, pub(crate) bool);
 
 impl fmt::Display for Words<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let effect = match self.1 {
-            true => "its endpoints get new connections only where no other endpoint is ready",
-            false => "with --dead-node act its endpoints would get no new connections",
+        let effect = if self.1 {
+            "its endpoints get new connections only where no other endpoint is ready"
+        } else {
+            "with --dead-node act its endpoints would get no new connections"
         };
         write!(
             f,

@@ -128,7 +128,10 @@ fn log_written(node: &NodeName, tainted: bool) {
 
 /// Returns whether an agent reports that its canary answers; `None` if it has none, does not know, or is away.
 fn answers(record: &AgentRecord) -> Option<bool> {
-    let report = record.report.as_ref().filter(|_| record.connected)?;
+    if !record.connected {
+        return None;
+    }
+    let report = record.report.as_ref()?;
     match report.canary() {
         Canary::Unspecified => None,
         Canary::Answers => Some(true),

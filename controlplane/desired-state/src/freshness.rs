@@ -37,10 +37,11 @@ impl Freshness {
         let news = news.map(|(kind, versions)| pb::KindVersion {
             kind: kind.as_str().to_owned(),
             version: versions.seen.to_string(),
-            changed: match versions.changed == versions.seen {
-                true => String::new(),
+            changed: if versions.changed == versions.seen {
+                String::new()
+            } else {
                 // Agents cannot compare 0, the version of a kind without objects, and would take `seen` instead.
-                false => versions.changed.max(1).to_string(),
+                versions.changed.max(1).to_string()
             },
         });
         news.collect()

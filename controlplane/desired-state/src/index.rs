@@ -194,9 +194,10 @@ impl Index {
             address_claims: AddressClaims::new(admission.reserved),
             quota: Quota::new(admission.namespace_elements),
             proxying: admission.proxying,
-            completeness: match enforces {
-                true => Completeness::confirmed_by(&trust::WITH_POLICIES),
-                false => Completeness::default(),
+            completeness: if enforces {
+                Completeness::confirmed_by(&trust::WITH_POLICIES)
+            } else {
+                Completeness::default()
             },
             policies: enforces.then(Policies::default),
             enforce: admission.network_policies,
@@ -387,9 +388,12 @@ impl Index {
     }
 
     fn set_object_issues(&mut self, id: ObjectId, issues: Vec<Issue>, uid: Option<Uid>) -> bool {
-        match uid.filter(|_| !issues.is_empty()) {
-            Some(uid) => drop(self.refused_uids.insert(id.clone(), uid)),
-            None => drop(self.refused_uids.remove(&id)),
+        if let Some(uid) = uid
+            && !issues.is_empty()
+        {
+            self.refused_uids.insert(id.clone(), uid);
+        } else {
+            self.refused_uids.remove(&id);
         }
         if issues.is_empty() {
             return self.object_issues.remove(&id).is_some();

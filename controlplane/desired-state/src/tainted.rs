@@ -44,9 +44,8 @@ impl Tainted {
     }
 
     fn set(&self, name: &NodeName, tainted: bool) {
-        self.0.send_if_modified(|nodes| match tainted {
-            true => nodes.insert(name.clone()),
-            false => nodes.remove(name),
+        self.0.send_if_modified(|nodes| {
+            if tainted { nodes.insert(name.clone()) } else { nodes.remove(name) }
         });
     }
 }

@@ -74,7 +74,9 @@ impl Policies {
         if names.is_empty() || self.selected(entry).next().is_none() {
             return Vec::new();
         }
-        while let Some(pod) = pods.next().filter(|_| !names.is_empty()) {
+        while let Some(pod) = pods.next()
+            && !names.is_empty()
+        {
             for port in pod.ports.iter() {
                 names.remove(&(Arc::clone(&port.name), port.protocol));
             }

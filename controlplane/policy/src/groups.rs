@@ -58,9 +58,10 @@ impl Group {
 
     /// Adds or removes a member.
     fn set(&mut self, member: PeerId, is_member: bool) -> bool {
-        let differs = match is_member {
-            true => self.members.insert(member),
-            false => self.members.remove(&member),
+        let differs = if is_member {
+            self.members.insert(member)
+        } else {
+            self.members.remove(&member)
         };
         let parts = Parts::of(self.members.len());
         if self.parts == parts {

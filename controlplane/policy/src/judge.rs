@@ -235,9 +235,10 @@ impl Policies {
                 }
             }
         }
-        match isolating.is_empty() {
-            true => ruling(Tier::Baseline).map_or(Verdict::NotIsolated, Verdict::Ruled),
-            false => Verdict::Denied(isolating),
+        if isolating.is_empty() {
+            ruling(Tier::Baseline).map_or(Verdict::NotIsolated, Verdict::Ruled)
+        } else {
+            Verdict::Denied(isolating)
         }
     }
 

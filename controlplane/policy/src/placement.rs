@@ -30,9 +30,10 @@ impl Placement {
             };
             for policy in policies.iter() {
                 let audience = self.policies.entry(policy.clone()).or_default();
-                match there {
-                    true => audience.add(node),
-                    false => audience.remove(node),
+                if there {
+                    audience.add(node);
+                } else {
+                    audience.remove(node);
                 }
                 self.touched.insert(policy.clone());
             }
@@ -76,10 +77,7 @@ impl Policies {
 
     /// Counts what a policy's nodes need of groups.
     fn move_groups(&mut self, moves: &Moves, before: Option<&Entry>, now: Option<&Entry>) {
-        let stayed = match before == now {
-            true => &[][..],
-            false => &moves.stayed,
-        };
+        let stayed = if before == now { &[][..] } else { &moves.stayed };
         let groups = |entry: Option<&Entry>, of: [&[NodeName]; 2]| match of {
             [[], []] => BTreeMap::new(),
             _ => entry.map(Entry::groups).unwrap_or_default(),

@@ -260,7 +260,9 @@ impl Policies {
         for name in take(&mut self.pods.changed) {
             self.crowded.remove(&name);
             self.address_conflicts.remove(&name);
-            if let Some((address, other)) = self.pods.lost(&name).filter(|_| self.is_active) {
+            if let Some((address, other)) = self.pods.lost(&name)
+                && self.is_active
+            {
                 self.address_conflicts.insert(name.clone(), (address, other.clone()));
             }
             let now = self.local_pod(&name).map(|(node, pod, left_out)| {
@@ -291,7 +293,7 @@ impl Policies {
 
     /// Returns a Pod's node, the object that the node gets, and how many policies are not in it.
     fn local_pod(&mut self, name: &PodName) -> Option<(NodeName, LocalPod, usize)> {
-        let pod = self.pods.get(name).filter(|_| self.is_active);
+        let pod = if self.is_active { self.pods.get(name) } else { None };
         let pod = pod.filter(|pod| !pod.node.is_empty());
         let tier = self.tiers.subject(name, pod, &self.namespaces);
         let pod = pod?;

@@ -22,12 +22,11 @@ impl Policies {
     /// all of them when there are an eighth more or fewer Pods than when that was last so.
     pub(crate) fn weigh_groups(&mut self) {
         let pods = self.pods.len();
-        let namespaces: BTreeSet<Arc<str>> = match pods.abs_diff(self.weighed) > self.weighed / 8 {
-            true => {
-                self.weighed = pods;
-                self.policies.namespaces().cloned().collect()
-            }
-            false => self.policies.changed_namespaces(),
+        let namespaces: BTreeSet<Arc<str>> = if pods.abs_diff(self.weighed) > self.weighed / 8 {
+            self.weighed = pods;
+            self.policies.namespaces().cloned().collect()
+        } else {
+            self.policies.changed_namespaces()
         };
         let share = self.policies.limits.groups + NODE * self.tiers.nodes();
         for namespace in namespaces {

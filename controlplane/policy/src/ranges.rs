@@ -63,10 +63,7 @@ impl Ranges {
     pub(crate) fn support(&self, node: &NodeName, address: IpAddr) -> Support {
         match self.nodes.get(node) {
             Some(known) if known.ranges.iter().any(|range| range.contains(address)) => {
-                match known.is_past {
-                    true => Support::Had,
-                    false => Support::Has,
-                }
+                if known.is_past { Support::Had } else { Support::Has }
             }
             _ => Support::Nothing,
         }

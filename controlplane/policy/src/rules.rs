@@ -94,10 +94,7 @@ impl Entry {
 
     /// Returns the groups that rules name.
     pub(crate) fn groups(&self) -> BTreeMap<GroupId, GroupSpec> {
-        match self.is_stub() {
-            true => BTreeMap::new(),
-            false => self.written_groups(),
-        }
+        if self.is_stub() { BTreeMap::new() } else { self.written_groups() }
     }
 
     /// Returns the groups that rules name as they are written, whether or not they count.

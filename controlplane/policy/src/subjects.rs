@@ -76,9 +76,10 @@ impl Subjects {
             if fate == Fate::Forgotten && !entry.is_forgotten {
                 Arc::make_mut(entry).forget();
             }
-            match is_beyond {
-                true => self.beyond.insert(name.clone(), entry.weight),
-                false => self.beyond.remove(name),
+            if is_beyond {
+                self.beyond.insert(name.clone(), entry.weight)
+            } else {
+                self.beyond.remove(name)
             };
         }
     }
@@ -94,9 +95,10 @@ impl Subjects {
                 note(&mut self.before, entry);
                 Arc::make_mut(entry).is_wide = is_wide;
             }
-            match is_wide {
-                true => self.wide.insert(name.clone(), share),
-                false => self.wide.remove(name),
+            if is_wide {
+                self.wide.insert(name.clone(), share)
+            } else {
+                self.wide.remove(name)
             };
         }
     }
@@ -171,9 +173,10 @@ impl Subjects {
     /// Sets the number of Pods of a namespace. Returns whether that changes what their objects may name.
     pub(crate) fn share_names(&mut self, namespace: &Arc<str>, pods: usize) -> bool {
         let share = self.limits.names_of_one(pods);
-        let before = match share < self.limits.names {
-            true => self.names.insert(Arc::clone(namespace), share),
-            false => self.names.remove(namespace),
+        let before = if share < self.limits.names {
+            self.names.insert(Arc::clone(namespace), share)
+        } else {
+            self.names.remove(namespace)
         };
         before.unwrap_or(self.limits.names) != share
     }

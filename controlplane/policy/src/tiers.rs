@@ -195,12 +195,16 @@ impl Tiers {
         pod: Option<(&PodName, &PodEntry)>,
         namespaces: &NamespaceLabels,
     ) -> Option<PeerId> {
-        let now = pod.filter(|_| self.is_active()).and_then(|(name, pod)| {
-            let peers = self.terms.peers_of(name, pod, namespaces);
-            let blocks = self.terms.pieces.of(address);
-            let ports = self.terms.egress_ports(pod);
-            self.join(peers, blocks, ports)
-        });
+        let now = if self.is_active() {
+            pod.and_then(|(name, pod)| {
+                let peers = self.terms.peers_of(name, pod, namespaces);
+                let blocks = self.terms.pieces.of(address);
+                let ports = self.terms.egress_ports(pod);
+                self.join(peers, blocks, ports)
+            })
+        } else {
+            None
+        };
         let before = match now {
             Some(id) => self.of_address.insert(address, id),
             None => self.of_address.remove(&address),
@@ -254,24 +258,28 @@ impl Tiers {
         pod: Option<&PodEntry>,
         namespaces: &NamespaceLabels,
     ) -> Option<PeerId> {
-        let now = pod.filter(|_| self.is_active()).and_then(|pod| {
-            let policies = self.terms.policies_of(name, pod, namespaces);
-            (!policies.is_empty()).then(|| {
-                let ports = self.terms.ingress_ports(&policies, pod);
-                let id = self.terms.subject_id(&policies, &ports);
-                let subject = self.subjects.entry(id).or_insert_with(|| {
-                    let parts = self.classes.keys().map(|class| class.0[0]).chain([0]);
-                    self.changed.extend(parts.map(|part| (id, part)));
-                    Subject {
-                        policies,
-                        ports,
-                        users: 0,
-                    }
-                });
-                subject.users += 1;
-                id
+        let now = if self.is_active() {
+            pod.and_then(|pod| {
+                let policies = self.terms.policies_of(name, pod, namespaces);
+                (!policies.is_empty()).then(|| {
+                    let ports = self.terms.ingress_ports(&policies, pod);
+                    let id = self.terms.subject_id(&policies, &ports);
+                    let subject = self.subjects.entry(id).or_insert_with(|| {
+                        let parts = self.classes.keys().map(|class| class.0[0]).chain([0]);
+                        self.changed.extend(parts.map(|part| (id, part)));
+                        Subject {
+                            policies,
+                            ports,
+                            users: 0,
+                        }
+                    });
+                    subject.users += 1;
+                    id
+                })
             })
-        });
+        } else {
+            None
+        };
         let before = match now {
             Some(id) => self.of_pod.insert(name.clone(), id),
             None => self.of_pod.remove(name),

@@ -103,15 +103,18 @@ impl TlsFlags {
         }
         let own = self.certificates_in.clone();
         let own = own.or_else(|| in_cluster.then(pod_namespace).flatten());
-        match own.filter(|_| !self.insecure) {
-            Some(namespace) => Protection::Own {
+        if !self.insecure
+            && let Some(namespace) = own
+        {
+            Protection::Own {
                 namespace,
                 client_ca: self.client_ca_file.clone(),
                 interval: Duration::from_secs(self.certificates_interval),
-            },
-            None => Protection::PlainText {
+            }
+        } else {
+            Protection::PlainText {
                 exposed: self.insecure,
-            },
+            }
         }
     }
 

@@ -104,17 +104,16 @@ impl Protection {
                 keeper: None,
             }),
             Self::Files(files) => {
-                let peers = match peers.flags.peers.is_empty() {
-                    true => peers::PeerCover::PlainText { exposed: false },
-                    false => {
-                        let files = peers.files(&files).ok_or(BuildError::NoPeerAuthority)?;
-                        let follower = Follower::start(files, "other replicas");
-                        let follower = follower.map_err(BuildError::Tls)?;
-                        let config = std::future::ready(Some(follower)).boxed().shared();
-                        peers::PeerCover::Tls {
-                            config,
-                            server_name,
-                        }
+                let peers = if peers.flags.peers.is_empty() {
+                    peers::PeerCover::PlainText { exposed: false }
+                } else {
+                    let files = peers.files(&files).ok_or(BuildError::NoPeerAuthority)?;
+                    let follower = Follower::start(files, "other replicas");
+                    let follower = follower.map_err(BuildError::Tls)?;
+                    let config = std::future::ready(Some(follower)).boxed().shared();
+                    peers::PeerCover::Tls {
+                        config,
+                        server_name,
                     }
                 };
                 let follower = Follower::start(files, "serving");

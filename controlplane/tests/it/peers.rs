@@ -189,10 +189,8 @@ async fn any_replica_answers_for_the_agents_of_all() {
         assert_eq!((fleet.replicas, fleet.missing_replicas.len()), (3, 0));
         for (node, serving) in fleet.nodes.iter().zip(&replicas) {
             let epoch = serving.bound.hub().store().epoch();
-            let (replica, wanted) = match node.name == own {
-                true => (String::new(), 0),
-                false => (address(serving), epoch),
-            };
+            let (replica, wanted) =
+                if node.name == own { (String::new(), 0) } else { (address(serving), epoch) };
             assert_eq!((&node.replica, node.epoch), (&replica, wanted));
         }
         let (pages, _) = asked.fleet(1).await;

@@ -524,9 +524,10 @@ async fn the_status_port_describes_itself_and_its_health() {
         let service = service.to_owned();
         let answer = health.check(HealthCheckRequest { service }).await;
         let serves = answer.map(|answer| answer.into_inner().status());
-        match known {
-            true => assert_eq!(serves.unwrap(), ServingStatus::Serving),
-            false => assert_eq!(serves.unwrap_err().code(), Code::NotFound),
+        if known {
+            assert_eq!(serves.unwrap(), ServingStatus::Serving);
+        } else {
+            assert_eq!(serves.unwrap_err().code(), Code::NotFound);
         }
     }
     let list = ServerReflectionRequest {

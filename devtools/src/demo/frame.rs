@@ -96,9 +96,10 @@ fn steal(show: &mut Show, stage: &mut Stage) -> Result<()> {
             94
         )
     );
-    let wrong = match refused {
-        true => Vec::new(),
-        false => vec![format!("the control plane answers: {answer}")],
+    let wrong = if refused {
+        Vec::new()
+    } else {
+        vec![format!("the control plane answers: {answer}")]
     };
     let seen = if refused { "refused" } else { "not refused" };
     let what = ("a stolen certificate opens no other node", "refused");
@@ -183,11 +184,7 @@ pub(crate) fn clean_up(show: &mut Show, stage: &mut Stage) -> Result<()> {
     aside!("{processes} processes ended; {served} of {nodes} asked without them");
     aside!("kp-nodeagent --cleanup on {nodes}: the rules are gone");
     let good = wrong.is_empty();
-    let seen = if good {
-        "served on, then gone"
-    } else {
-        "not so"
-    };
+    let seen = if good { "served on, then gone" } else { "not so" };
     let what = ("rules outlive agents, until --cleanup", "as designed");
     show.check(what, seen, wrong, began);
     Ok(())

@@ -42,10 +42,7 @@ pub(crate) fn clear() {
 
 /// Fails if the flag is set.
 pub(crate) fn check() -> Result<(), Interrupted> {
-    match INTERRUPTED.load(Ordering::Relaxed) {
-        true => Err(Interrupted),
-        false => Ok(()),
-    }
+    if INTERRUPTED.load(Ordering::Relaxed) { Err(Interrupted) } else { Ok(()) }
 }
 
 /// Sleeps until the time is over or the flag is set.

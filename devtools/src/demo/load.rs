@@ -199,7 +199,7 @@ fn replace(stage: &mut Stage, old: &PodSpec, times: &mut Times) -> Result<()> {
 /// Gives endpoints their new addresses and their pod's new name; returns whether there were some.
 fn move_endpoints(object: &mut Value, pairs: &BTreeMap<String, IpAddr>, name: &str) -> bool {
     let is_slice = object["kind"] == "EndpointSlice";
-    let endpoints = object.get_mut("endpoints").filter(|_| is_slice);
+    let endpoints = if is_slice { object.get_mut("endpoints") } else { None };
     let endpoints = endpoints.and_then(Value::as_array_mut);
     let mut changed = false;
     for endpoint in endpoints.into_iter().flatten() {

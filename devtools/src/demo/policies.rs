@@ -91,11 +91,7 @@ impl Cast {
             let outcome = self.probe(caller).once(&caller.ns)?;
             let is_through = matches!(outcome, Outcome::Reply(_));
             through += usize::from(is_through);
-            let word = if is_through {
-                "gets through"
-            } else {
-                "does not"
-            };
+            let word = if is_through { "gets through" } else { "does not" };
             say!(
                 "      {}{} {}",
                 mark(is_through == expected),
@@ -235,9 +231,10 @@ fn drops(show: &mut Show, stage: &Stage) -> Result<()> {
     for line in answer.lines() {
         say!("      {line}");
     }
-    let wrong = match answer.contains(TARGET) {
-        true => Vec::new(),
-        false => vec![format!("{TARGET} is not in it")],
+    let wrong = if answer.contains(TARGET) {
+        Vec::new()
+    } else {
+        vec![format!("{TARGET} is not in it")]
     };
     let seen = if wrong.is_empty() { TARGET } else { "nothing" };
     show.check(("kpctl drops names the Pod", TARGET), seen, wrong, began);

@@ -83,9 +83,10 @@ impl Show {
         let passed = self.checks.iter().filter(|check| check.wrong.is_empty());
         let (passed, all, took) = (passed.count(), self.checks.len(), took.as_secs_f64());
         let line = format!("demo: {passed} of {all} checks passed in {took:.0} s");
-        match self.all_passed() {
-            true => say!("\n{}", line.green()),
-            false => say!("\n{}", line.red().bold()),
+        if self.all_passed() {
+            say!("\n{}", line.green());
+        } else {
+            say!("\n{}", line.red().bold());
         }
     }
 }
@@ -112,10 +113,7 @@ pub(crate) use aside;
 
 /// Returns a mark of four columns for a good or a bad result.
 pub(crate) fn mark(good: bool) -> String {
-    match good {
-        true => "ok  ".green().to_string(),
-        false => "BAD ".red().bold().to_string(),
-    }
+    if good { "ok  ".green().to_string() } else { "BAD ".red().bold().to_string() }
 }
 
 /// Returns a bar of `cells` columns for the largest count, padded to all of them for less.

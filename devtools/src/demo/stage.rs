@@ -250,7 +250,7 @@ impl Stage {
                 let (wanted, report) = (node.wanted_revision, node.report.as_ref());
                 let applied = report.map_or(0, |report| report.applied_revision);
                 let sync = last_sync(node).filter(|sync| sync.revision > before);
-                let sync = sync.filter(|_| wanted > before && applied >= wanted);
+                let sync = if wanted > before && applied >= wanted { sync } else { None };
                 let sync = sync.ok_or_else(|| format!("{} does not hold it", node.name))?;
                 let finished = UNIX_EPOCH + Duration::from_millis(sync.finished_at_ms + 1);
                 let took = finished.duration_since(written).unwrap_or_default();

@@ -261,9 +261,10 @@ impl Laptop {
         let began = Instant::now();
         let agent = self.agent.take().context("the agent is gone")?;
         let status = agent.terminate(PATIENCE)?;
-        let wrong = match status.success() {
-            true => Vec::new(),
-            false => vec![format!("{status}: {}", self.last_words())],
+        let wrong = if status.success() {
+            Vec::new()
+        } else {
+            vec![format!("{status}: {}", self.last_words())]
         };
         let open = self.listed.iter().find(|at| at.protocol == Protocol::Tcp);
         let still = open.filter(|at| TcpStream::connect(at.at).is_ok());

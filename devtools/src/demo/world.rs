@@ -131,9 +131,10 @@ impl World {
         let known = find(&|node| Some(node.name()) == spec.node.as_deref());
         let node = host.or(known).or(nodes.first());
         let node = node.context("there are no nodes")?.name().to_owned();
-        let pod = match host.is_some() {
-            true => self.topology.add_host_pod(&node, &spec.name)?,
-            false => self.topology.add_pod(&node, &spec.name, &ips)?,
+        let pod = if host.is_some() {
+            self.topology.add_host_pod(&node, &spec.name)?
+        } else {
+            self.topology.add_pod(&node, &spec.name, &ips)?
         };
         for (protocol, port) in &spec.listens {
             if let Some(protocol) = Protocol::of(*protocol) {

@@ -48,11 +48,7 @@ impl Chart<'_> {
         let host = server.trim_start_matches("https://");
         let (host, port) = host.rsplit_once(':').context("no port")?;
         // In Helm's syntax a comma ends a value.
-        let pods = if dual_stack {
-            r"10.244.0.0/16\,fd44::/48"
-        } else {
-            "10.244.0.0/16"
-        };
+        let pods = if dual_stack { r"10.244.0.0/16\,fd44::/48" } else { "10.244.0.0/16" };
         let mut settings = vec![
             format!("kubernetesServiceHost={host}"),
             format!("kubernetesServicePort={port}"),

@@ -126,11 +126,7 @@ fn skipped(runs: &[Run]) -> String {
     }
     let mut text = "| Spec | Reason that it gives | With |\n|---|---|---|\n".to_owned();
     for ((name, reason), with) in rows {
-        let with = if with.len() == runs.len() {
-            "all".to_owned()
-        } else {
-            with.join("<br>")
-        };
+        let with = if with.len() == runs.len() { "all".to_owned() } else { with.join("<br>") };
         let reason = reason.replace('|', "\\|");
         line(&mut text, &format!("| {name} | {reason} | {with} |"));
     }

@@ -15,7 +15,9 @@ pub(super) fn page(program: &str, help: &str) -> String {
     let mut stays = false;
     for line in rest.lines() {
         let words = line.trim();
-        if let Some(heading) = line.strip_suffix(':').filter(|_| !line.starts_with(' ')) {
+        if !line.starts_with(' ')
+            && let Some(heading) = line.strip_suffix(':')
+        {
             stays = AS_THEY_ARE.contains(&heading);
             page += &format!(".fi\n.SH {}\n", text(&heading.to_uppercase()));
             page += if stays { ".nf\n" } else { "" };
@@ -40,10 +42,7 @@ const FLAG: usize = 6;
 /// Returns a text in which roff finds no requests.
 fn text(words: &str) -> String {
     let words = words.replace('\\', "\\e").replace('-', "\\-");
-    match words.starts_with(['.', '\'']) {
-        true => format!("\\&{words}"),
-        false => words,
-    }
+    if words.starts_with(['.', '\'']) { format!("\\&{words}") } else { words }
 }
 
 #[cfg(test)]

@@ -96,9 +96,10 @@ fn texts(layer: &mut Layer, root: &str) -> Result<()> {
     for entry in entries {
         let path = entry?.path();
         let name = path.file_name().context("a file has a name")?;
-        let place = match path.extension().is_some_and(|end| end == "service") {
-            true => "lib/systemd/system",
-            false => "share/doc/kplane",
+        let place = if path.extension().is_some_and(|end| end == "service") {
+            "lib/systemd/system"
+        } else {
+            "share/doc/kplane"
         };
         let place = format!("{root}/{place}/{}", name.to_string_lossy());
         layer.copy(&place, READABLE, &path);

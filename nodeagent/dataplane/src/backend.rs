@@ -451,9 +451,10 @@ impl Kind {
                 noop::open()
             }
         };
-        let backend = match self.describe().serves_in_kernel() {
-            true => userspace::on_request(backend, settings),
-            false => backend,
+        let backend = if self.describe().serves_in_kernel() {
+            userspace::on_request(backend, settings)
+        } else {
+            backend
         };
         Ok(Backend {
             knows_pods: settings.pod_interface.is_some(),

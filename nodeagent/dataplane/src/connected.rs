@@ -246,7 +246,7 @@ impl<'a> ConnectionReader<'a> {
                 Some(_) => return None,
             };
         }
-        found.filter(|_| filter != Filter::Nothing).map(Selected::To)
+        if filter == Filter::Nothing { None } else { found.map(Selected::To) }
     }
 
     /// Returns the ServicePort at a destination.

@@ -70,9 +70,10 @@ fn stage(state: &str) -> Stage {
 
 /// Reads an address and a port. IPv4 addresses are one number.
 fn at(ip: &str, port: &str) -> Option<SocketAddr> {
-    let ip = match ip.contains(':') {
-        true => IpAddr::V6(ip.parse().ok()?),
-        false => IpAddr::V4(Ipv4Addr::from(u32::from_str_radix(ip, 16).ok()?)),
+    let ip = if ip.contains(':') {
+        IpAddr::V6(ip.parse().ok()?)
+    } else {
+        IpAddr::V4(Ipv4Addr::from(u32::from_str_radix(ip, 16).ok()?))
     };
     Some(SocketAddr::new(ip, u16::from_str_radix(port, 16).ok()?))
 }

@@ -90,9 +90,10 @@ pub fn find(serving: Serving) -> Leftovers {
 /// addresses, sets, and the chain that closes all other ports of these addresses.
 pub fn find_sparing(serving: Serving) -> Leftovers {
     let backend = serving.description;
-    let keeps = match backend.shares_names && !backend.has_virtual_servers {
-        true => rules::of_iptables_and_closed_ports,
-        false => rules::of_closed_ports,
+    let keeps = if backend.shares_names && !backend.has_virtual_servers {
+        rules::of_iptables_and_closed_ports
+    } else {
+        rules::of_closed_ports
     };
     find_but_ipvs(serving, keeps, rules::of_closed_ports)
 }
@@ -222,9 +223,8 @@ impl Leftovers {
 
     fn find_rules(&mut self, used: [Option<Flavour>; 2], keeps: Keeps, elsewhere: Keeps) {
         for family in Family::ALL {
-            let keeps = |flavour| match used[family as usize] == Some(flavour) {
-                true => keeps,
-                false => elsewhere,
+            let keeps = |flavour| {
+                if used[family as usize] == Some(flavour) { keeps } else { elsewhere }
             };
             match iptables::find(family, keeps(Flavour::Legacy)) {
                 Ok(found) => found.into_iter().for_each(|rules| {

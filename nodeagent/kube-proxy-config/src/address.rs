@@ -7,11 +7,7 @@ use kplane_model::parse_ip;
 
 /// Returns the hosts on which health checks and metrics are served by default.
 pub(super) fn default_hosts(v6: bool) -> (&'static str, &'static str) {
-    if v6 {
-        ("[::]", "[::1]")
-    } else {
-        ("0.0.0.0", "127.0.0.1")
-    }
+    if v6 { ("[::]", "[::1]") } else { ("0.0.0.0", "127.0.0.1") }
 }
 
 /// Returns an address with its own port, or else with `port`. Text that is not an address stays as

@@ -109,11 +109,7 @@ fn magnitude(mut rest: &str) -> Option<u64> {
         let (unit, after) = rest.split_at(end.unwrap_or(rest.len()));
         let nanos = UNITS.iter().find(|(name, _)| *name == unit)?.1;
         rest = after;
-        let whole: u64 = if whole.is_empty() {
-            0
-        } else {
-            whole.parse().ok()?
-        };
+        let whole: u64 = if whole.is_empty() { 0 } else { whole.parse().ok()? };
         let part = whole.checked_mul(nanos)?.checked_add(part_of(fraction, nanos)?)?;
         sum = sum.checked_add(part)?;
     }

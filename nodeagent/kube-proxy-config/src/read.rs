@@ -325,11 +325,7 @@ fn similar(field: &str, known: &Map<String, Value>) -> String {
 }
 
 fn summary(unknown: &[String]) -> Option<String> {
-    let fields = if unknown.len() == 1 {
-        "field"
-    } else {
-        "fields"
-    };
+    let fields = if unknown.len() == 1 { "field" } else { "fields" };
     let names = listed(unknown);
     (!unknown.is_empty()).then(|| format!("unknown {fields} ignored: {names}"))
 }

@@ -194,10 +194,10 @@ impl Selection {
         };
         let mut flags = FILTER_PROTO_NUM;
         flags |= port.map_or(0, |(_, flag, _)| flag);
-        flags |= address.map_or(0, |(source, _)| match source {
-            true => FILTER_IP_SRC,
-            false => FILTER_IP_DST,
-        });
+        flags |= address.map_or(
+            0,
+            |(source, _)| if source { FILTER_IP_SRC } else { FILTER_IP_DST },
+        );
         Request::new("list conntrack entries", GET, nfproto(family), |w| {
             w.nest(kind, |w| {
                 if let Some((source, ip)) = address {

@@ -183,9 +183,10 @@ fn address(link: u32, ip: IpAddr, scope: u8, add: bool) -> Request {
         index_2,
         index_3,
     ];
-    let (what, kind) = match add {
-        true => ("add an address", RTM_NEWADDR),
-        false => ("remove an address", RTM_DELADDR),
+    let (what, kind) = if add {
+        ("add an address", RTM_NEWADDR)
+    } else {
+        ("remove an address", RTM_DELADDR)
     };
     let request = Request::with_header(what, kind, &header, |w| {
         for kind in [IFA_LOCAL, IFA_ADDRESS] {
@@ -195,10 +196,7 @@ fn address(link: u32, ip: IpAddr, scope: u8, add: bool) -> Request {
             w.bytes(IFA_CACHEINFO, &DEPRECATED);
         }
     });
-    match add {
-        true => request.flagged(NLM_F_CREATE | NLM_F_EXCL),
-        false => request,
-    }
+    if add { request.flagged(NLM_F_CREATE | NLM_F_EXCL) } else { request }
 }
 
 /// Returns the length of an address, in bits.

@@ -94,10 +94,7 @@ impl Monitor {
     /// # Errors
     /// As [`Monitor::open`].
     pub fn of_connections(ends: bool) -> Result<Self, NetlinkError> {
-        let groups = match ends {
-            true => &OF_CONNECTIONS[..],
-            false => &OF_CONNECTIONS[..1],
-        };
+        let groups = if ends { &OF_CONNECTIONS[..] } else { &OF_CONNECTIONS[..1] };
         Self::of_groups(NETLINK_NETFILTER, groups, &only_translated())
     }
 

@@ -71,7 +71,7 @@ impl Logged {
             Family::V4 => ipv4(packet)?,
             Family::V6 => ipv6(packet)?,
         };
-        let ports = rest.first_chunk().filter(|_| WITH_PORTS.contains(&protocol));
+        let ports = if WITH_PORTS.contains(&protocol) { rest.first_chunk() } else { None };
         Some(Self {
             direction,
             source,
@@ -92,9 +92,10 @@ fn ipv4(packet: &[u8]) -> Option<Headers<'_>> {
     let [_, _, _, _, _, _, f0, f1, _, protocol, ..] = *header;
     let length = usize::from(first & 0x0f).checked_mul(4)?;
     let is_later_fragment = u16::from_be_bytes([f0, f1]) & 0x1fff != 0;
-    let rest = match is_later_fragment {
-        true => &[],
-        false => packet.get(length.max(20)..).unwrap_or_default(),
+    let rest = if is_later_fragment {
+        &[]
+    } else {
+        packet.get(length.max(20)..).unwrap_or_default()
     };
     let address = |bytes: [u8; 4]| IpAddr::V4(Ipv4Addr::from(bytes));
     let (source, destination) = (address([s0, s1, s2, s3]), address([d0, d1, d2, d3]));

@@ -217,7 +217,10 @@ impl NfSocket {
             self.receive(MsgFlags::empty()).map_err(socket)?;
             for message in Messages(&self.datagram) {
                 let index = message.sequence.wrapping_sub(first) as usize;
-                let Some(answer) = message.acknowledgement().filter(|_| index < lot.len()) else {
+                if index >= lot.len() {
+                    continue;
+                }
+                let Some(answer) = message.acknowledgement() else {
                     continue;
                 };
                 if let Some(errno) = answer.errno {
@@ -274,10 +277,8 @@ impl NfSocket {
         let mut rejections = Vec::new();
         let mut accepted = false;
         while !accepted {
-            let wait = match rejections.is_empty() {
-                true => MsgFlags::empty(),
-                false => MsgFlags::MSG_DONTWAIT,
-            };
+            let wait =
+                if rejections.is_empty() { MsgFlags::empty() } else { MsgFlags::MSG_DONTWAIT };
             match self.receive(wait) {
                 Ok(()) => {}
                 Err(errno) if rejections.is_empty() => {
@@ -305,12 +306,13 @@ impl NfSocket {
                 }
             }
         }
-        match rejections.is_empty() {
-            true => Ok(()),
-            false => Err(CommitError::Rejected {
+        if rejections.is_empty() {
+            Ok(())
+        } else {
+            Err(CommitError::Rejected {
                 operations: batch.len(),
                 rejections,
-            }),
+            })
         }
     }
 

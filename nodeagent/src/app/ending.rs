@@ -26,10 +26,13 @@ impl Cause {
                 handover.drain(proxy).await;
                 Ok(Ended::Stopped)
             }
-            Self::Successor(successor) => match handover.hand_over(proxy, successor).await {
-                true => Ok(Ended::Stopped),
-                false => Ok(Ended::Resumed),
-            },
+            Self::Successor(successor) => {
+                if handover.hand_over(proxy, successor).await {
+                    Ok(Ended::Stopped)
+                } else {
+                    Ok(Ended::Resumed)
+                }
+            }
             Self::Failure(failed) => {
                 failed.map_or(Ok(()), |failed| failed?).map(|()| Ended::Stopped)
             }

@@ -31,9 +31,10 @@ fn count_connections(config: &Config, tasks: &mut Tasks) -> Option<Arc<ServiceCo
     };
     match Beginnings::open(config.flows) {
         Ok(reports) => {
-            let connections = Arc::new(match config.flows {
-                true => ServiceConnections::with_edges(),
-                false => ServiceConnections::default(),
+            let connections = Arc::new(if config.flows {
+                ServiceConnections::with_edges()
+            } else {
+                ServiceConnections::default()
             });
             spawn_errand(tasks, Arc::clone(&connections).follow(reports));
             Some(connections)
@@ -86,7 +87,7 @@ pub(super) fn answer_hooks(
     tasks: &mut Tasks,
 ) -> (Followers, Option<prestop::Questions>, Option<Farewell>) {
     let settings = config.prestop.clone();
-    let settings = settings.filter(|_| config.backend.describe().programs_kernel);
+    let settings = if config.backend.describe().programs_kernel { settings } else { None };
     let Some(settings) = settings else {
         return (followers, None, None);
     };

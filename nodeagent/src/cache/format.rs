@@ -132,22 +132,14 @@ pub(super) fn decode(file: Vec<u8>, node: &str) -> Result<CacheContent, FileErro
             Ok(None) | Err(_) => skipped += 1,
         }
     }
-    let (confirmed_ms, cluster) = match rest.is_empty() {
-        true => (0, Bytes::new()),
-        false => (long(&mut rest)?, block(&mut rest)?),
+    let (confirmed_ms, cluster) = if rest.is_empty() {
+        (0, Bytes::new())
+    } else {
+        (long(&mut rest)?, block(&mut rest)?)
     };
-    let freshness = match rest.is_empty() {
-        true => Freshness::default(),
-        false => freshness(&mut rest)?,
-    };
-    let last_known = match rest.is_empty() {
-        true => [None; 2],
-        false => addresses(&mut rest)?,
-    };
-    let pod_ranges = match rest.is_empty() {
-        true => Vec::new(),
-        false => ranges(&mut rest)?,
-    };
+    let freshness = if rest.is_empty() { Freshness::default() } else { freshness(&mut rest)? };
+    let last_known = if rest.is_empty() { [None; 2] } else { addresses(&mut rest)? };
+    let pod_ranges = if rest.is_empty() { Vec::new() } else { ranges(&mut rest)? };
     let snapshot = Snapshot {
         position,
         digest: Digest::from_bytes(digest),

@@ -63,11 +63,7 @@ impl Loader {
         problems.extend(self.flags.overrule(&mut config));
         let mut settings = accepted(problems, resolve(&config), |problem| {
             let named = self.name_flag(problem);
-            if named.place.starts_with("--") {
-                named
-            } else {
-                named.in_file(&self.path)
-            }
+            if named.place.starts_with("--") { named } else { named.in_file(&self.path) }
         })?;
         settings.node.nodeport_primary = document.names_primary;
         let notes = kube_proxy::start_up(&config, &settings, Host::this());

@@ -52,13 +52,15 @@ impl UserspaceFlags {
     pub(super) fn proxying(&self, kind: Option<Kind>) -> Proxying {
         let backend = kind.map(Kind::describe);
         Proxying {
-            services: match backend.is_some_and(|backend| backend.is_proxy) {
-                true => ProxyNamespaces::All,
-                false => ProxyNamespaces::None,
+            services: if backend.is_some_and(|backend| backend.is_proxy) {
+                ProxyNamespaces::All
+            } else {
+                ProxyNamespaces::None
             },
-            endpoints: match backend.is_some_and(Description::serves_without_rights) {
-                true => ProxyEndpoints::Any,
-                false => self.userspace_endpoints.clone(),
+            endpoints: if backend.is_some_and(Description::serves_without_rights) {
+                ProxyEndpoints::Any
+            } else {
+                self.userspace_endpoints.clone()
             },
         }
     }

@@ -225,11 +225,10 @@ impl Ledger {
         });
         let policies = (self.policies > 0).then(|| {
             let policies = self.policies;
-            match self.until_said {
-                true => format!(
-                    "{policies} NetworkPolicies and Pods are not known to the control plane"
-                ),
-                false => format!("{policies} NetworkPolicies and Pods would be removed at once"),
+            if self.until_said {
+                format!("{policies} NetworkPolicies and Pods are not known to the control plane")
+            } else {
+                format!("{policies} NetworkPolicies and Pods would be removed at once")
             }
         });
         let reasons = gone.into_iter().chain(bare).chain(policies);

@@ -109,10 +109,7 @@ impl Desired {
             Some(Confidence::Confirmed) => false,
             Some(Confidence::Whole) => lost.is_cliff(self.guard),
         };
-        match keeps {
-            true => facts.max(1),
-            false => 0,
-        }
+        if keeps { facts.max(1) } else { 0 }
     }
 
     /// Returns whether it would still be a cliff if the kept policies and Pods were removed.

@@ -93,10 +93,7 @@ impl Desired {
         for one in snapshot.objects {
             self.count(&one.object, u64::wrapping_add);
             let key = one.object.key();
-            let backing = match one.held {
-                true => Backing::Unnamed,
-                false => Backing::Named,
-            };
+            let backing = if one.held { Backing::Unnamed } else { Backing::Named };
             let slot = Slot {
                 hash: one.hash,
                 object: Some(one.object),

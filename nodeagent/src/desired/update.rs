@@ -250,7 +250,7 @@ impl Collector {
     pub fn lag(&self, cluster: &str, held: &Freshness) -> Option<Lag> {
         let same = cluster.is_empty() || self.cluster.is_empty() || *cluster == *self.cluster;
         let may_not = same && !self.may_go_back;
-        self.offer.lag(held).filter(|_| may_not)
+        if may_not { self.offer.lag(held) } else { None }
     }
 
     /// Takes a piece; returns the update that it completes.

@@ -163,7 +163,7 @@ impl Checkpoint {
 
     pub(super) fn due(&self) -> Option<Instant> {
         let times = [self.due, self.refresh].into_iter().flatten();
-        times.min().filter(|_| self.served)
+        if self.served { times.min() } else { None }
     }
 
     pub(super) fn is_due(&self, now: Now) -> bool {

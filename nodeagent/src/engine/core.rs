@@ -249,11 +249,7 @@ impl Core {
             bytes = sync.bytes,
             took_us = micros(sync.total),
             "{}",
-            if complete {
-                "update applied"
-            } else {
-                "update applied in part"
-            }
+            if complete { "update applied" } else { "update applied in part" }
         );
         let mut errors = self.families.iter().filter_map(Pipeline::error);
         let error = errors.next().unwrap_or_default();

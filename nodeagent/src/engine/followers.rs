@@ -147,8 +147,8 @@ impl Followers {
         found.extend(pod_ranges::findings(desired));
         found.extend(self.prestop.iter().flat_map(prestop::Follower::findings));
         let seen = self.host_checks.as_ref();
-        if let Some(seen) =
-            seen.filter(|_| desired.local_pods().any(|pod| !pod.policies.is_empty()))
+        if let Some(seen) = seen
+            && desired.local_pods().any(|pod| !pod.policies.is_empty())
         {
             found.extend(host_checks::unenforced(&seen.borrow()));
         }

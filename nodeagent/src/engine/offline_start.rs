@@ -49,7 +49,7 @@ impl OfflineStart {
         desired: &Desired,
         now: Instant,
     ) -> Self {
-        let settings = settings.filter(|_| desired.remembers_services());
+        let settings = if desired.remembers_services() { settings } else { None };
         Self {
             settings: settings.unwrap_or_default(),
             begun: settings.map(|_| now),

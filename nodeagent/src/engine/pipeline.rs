@@ -420,7 +420,7 @@ impl Pipeline {
     /// Returns the position that the kernel holds; `None` while known changes of other programs are not
     /// repaired.
     pub(super) fn applied(&self) -> Option<Position> {
-        self.applied.filter(|_| self.repair_at.is_none())
+        if self.repair_at.is_none() { self.applied } else { None }
     }
 
     pub(super) fn progress(&self) -> FamilyProgress {
@@ -431,7 +431,7 @@ impl Pipeline {
     }
 
     pub(super) fn verified(&self) -> Option<Position> {
-        self.verified.filter(|_| self.repair_at.is_none())
+        if self.repair_at.is_none() { self.verified } else { None }
     }
 
     pub(super) fn failures(&self) -> impl Iterator<Item = Failure> {

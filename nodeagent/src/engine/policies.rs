@@ -147,7 +147,7 @@ impl Policies {
     /// Returns how far the families are: nowhere while known changes of other programs are not repaired.
     pub(super) fn progress(&self) -> impl Iterator<Item = FamilyProgress> + Clone {
         self.families.iter().map(|family| FamilyProgress {
-            held: family.progress.held.filter(|_| family.repair_at.is_none()),
+            held: if family.repair_at.is_none() { family.progress.held } else { None },
             ..family.progress
         })
     }

@@ -147,11 +147,7 @@ impl HealthzBody {
             })
         });
         let updated = report.families.iter().map(|family| family.programmed_at_ms);
-        let last_updated = if healthy {
-            now_ms
-        } else {
-            updated.max().unwrap_or(0)
-        };
+        let last_updated = if healthy { now_ms } else { updated.max().unwrap_or(0) };
         Self {
             last_updated: time(last_updated),
             current_time: time(now_ms),

@@ -24,9 +24,10 @@ pub(crate) fn of(
 ) -> Option<Finding> {
     let unknown = NodeFacts::default();
     let node = node.unwrap_or(&unknown);
-    let why = match node.known {
-        true => format!("the Node object names no {family} address"),
-        false => "there is no Node object of the agent's name".to_owned(),
+    let why = if node.known {
+        format!("the Node object names no {family} address")
+    } else {
+        "there is no Node object of the agent's name".to_owned()
     };
     let (severity, text) = match NodePorts::choose(family, node, settings) {
         NodePorts::Configured(_) | NodePorts::Own(_) => return None,
@@ -51,14 +52,11 @@ pub(crate) fn of(
             ),
         ),
     };
-    let fix = match node.addresses.is_empty() && severity == Severity::Info {
-        true => {
-            "set nodePortAddresses in the agent's configuration, or name the Node in the source"
-        }
-        false => {
-            "kubectl get node -o wide shows the addresses: the kubelet or the cloud's controller sets them. Or set \
+    let fix = if node.addresses.is_empty() && severity == Severity::Info {
+        "set nodePortAddresses in the agent's configuration, or name the Node in the source"
+    } else {
+        "kubectl get node -o wide shows the addresses: the kubelet or the cloud's controller sets them. Or set \
               nodePortAddresses to ranges in the agents' configuration"
-        }
     };
     Some(finding(Reason::NodeAddressUnknown, severity, text, fix))
 }

@@ -39,11 +39,7 @@ pub(super) fn encode(
         .help("Elements that NetworkPolicies have in the kernel")
         .gauge(to, families.into_iter().zip(elements))?;
     let has_table = counts.iter().any(|of| of.elements > 0);
-    let denied = if has_table {
-        denied_packets()
-    } else {
-        Vec::new()
-    };
+    let denied = if has_table { denied_packets() } else { Vec::new() };
     let mut series = Vec::new();
     for (family, labels) in Family::ALL.into_iter().zip(families) {
         for direction in Direction::ALL {

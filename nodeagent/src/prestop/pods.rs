@@ -95,27 +95,24 @@ impl Follower {
             let local = desired.service(key).and_then(|(_, local)| local);
             let all = local.into_iter().flat_map(|local| &local.endpoints);
             let all: BTreeSet<_> = all.map(|endpoint| endpoint.addr).collect();
-            match all.is_empty() {
-                true => drop(self.endpoints.remove(key)),
-                false => drop(self.endpoints.insert(key.clone(), all)),
+            if all.is_empty() {
+                self.endpoints.remove(key);
+            } else {
+                self.endpoints.insert(key.clone(), all);
             }
         };
-        match dirty.filter(|_| !all) {
-            Some(dirty) => {
-                let ours = dirty.services.iter().filter(|key| key.family == family);
-                ours.for_each(look);
-            }
-            None => {
-                let keys: Vec<_> = desired
-                    .services(family)
-                    .filter(|(_, local)| local.is_some())
-                    .map(|(program, _)| program.port.key.clone())
-                    .collect();
-                keys.iter().for_each(&mut look);
-                let gone =
-                    |key: &ServiceKey| key.family == family && keys.binary_search(key).is_err();
-                self.endpoints.retain(|key, _| !gone(key));
-            }
+        if !all && let Some(dirty) = dirty {
+            let ours = dirty.services.iter().filter(|key| key.family == family);
+            ours.for_each(look);
+        } else {
+            let keys: Vec<_> = desired
+                .services(family)
+                .filter(|(_, local)| local.is_some())
+                .map(|(program, _)| program.port.key.clone())
+                .collect();
+            keys.iter().for_each(&mut look);
+            let gone = |key: &ServiceKey| key.family == family && keys.binary_search(key).is_err();
+            self.endpoints.retain(|key, _| !gone(key));
         }
         let all = self.endpoints.iter();
         let all = all.flat_map(|(key, all)| all.iter().map(move |at| (key, at.ip)));

@@ -101,9 +101,10 @@ impl<'a> WantedServices<'a> {
 /// Returns the answer, as far as there is room in a message. Connections that the agent had no room for may be of any Service,
 /// so they count as wanted only if `everything` is.
 fn wire(sums: &EdgeSums, most: usize, everything: bool) -> pb::Edges {
-    let (more, more_failed, lost) = match everything {
-        true => (sums.more, sums.more_failed, 0),
-        false => (0, 0, (sums.more.max(sums.more_failed) > 0).into()),
+    let (more, more_failed, lost) = if everything {
+        (sums.more, sums.more_failed, 0)
+    } else {
+        (0, 0, (sums.more.max(sums.more_failed) > 0).into())
     };
     let mut answer = pb::Edges {
         more,

@@ -133,10 +133,7 @@ impl History {
 
 /// Returns the start of the slot that has a minute.
 fn boundary(minute: u32, now: u32) -> u32 {
-    match minute + FINE > now {
-        true => minute,
-        false => minute - minute % FINE,
-    }
+    if minute + FINE > now { minute } else { minute - minute % FINE }
 }
 
 /// The edges of a node. Times are since the count began, so that a clock that is set changes nothing.

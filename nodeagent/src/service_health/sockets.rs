@@ -49,11 +49,7 @@ impl Addresses {
     /// # Errors
     /// The node's addresses cannot be read.
     pub(super) fn current(&self) -> io::Result<[BTreeSet<IpAddr>; 2]> {
-        let own = if self.is_changing() {
-            own_addresses()?
-        } else {
-            Vec::new()
-        };
+        let own = if self.is_changing() { own_addresses()? } else { Vec::new() };
         Ok(Family::ALL.map(|family| {
             if self.is_everything(family) {
                 return BTreeSet::from([family.unspecified()]);

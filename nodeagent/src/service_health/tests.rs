@@ -144,11 +144,7 @@ impl Rig {
     /// Programs everything but these Services, which the kernel refuses.
     fn sync(&mut self, refused: &[&str]) {
         let first = self.desired.position().is_none();
-        let update = if first {
-            self.plane.snapshot_update()
-        } else {
-            self.plane.delta_update()
-        };
+        let update = if first { self.plane.snapshot_update() } else { self.plane.delta_update() };
         let dirty = self.desired.apply(update).unwrap();
         let dirty = (!first).then_some(&dirty);
         for family in Family::ALL {

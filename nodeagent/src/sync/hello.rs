@@ -25,7 +25,7 @@ impl<T> Client<T> {
             let reports = self.shared.engine.reports();
             let report = reports.borrow();
             let confirmed = report.held.is_some() && report.stale_since_ms.is_none();
-            (report.resume.filter(|_| !self.fresh), !confirmed)
+            (if self.fresh { None } else { report.resume }, !confirmed)
         };
         let from_cache = from_cache && resume.is_some();
         let resume = resume.map(|resume| pb::ResumeToken {

@@ -158,7 +158,10 @@ impl Replicas {
     /// this one. Texts that are no addresses are left out.
     pub(super) fn named(&mut self, places: &[String]) {
         let current = self.current.filter(|current| current.place.is_some());
-        let Some(current) = current.filter(|_| !places.is_empty()) else {
+        if places.is_empty() {
+            return;
+        }
+        let Some(current) = current else {
             return;
         };
         let places = places.iter().take(MAX_ADDRESSES);
@@ -208,10 +211,7 @@ impl Replicas {
     /// one: none if the replica sent the agent away and there is another.
     pub(super) fn ended(&mut self, sent_away: bool, now: Instant) -> Duration {
         self.round.clear();
-        match sent_away && self.has_other(now) {
-            true => Duration::ZERO,
-            false => self.pause(now),
-        }
+        if sent_away && self.has_other(now) { Duration::ZERO } else { self.pause(now) }
     }
 
     /// Records whether the current replica gave the agent a stream.

@@ -151,17 +151,9 @@ impl Side for KernelSide {
             return Err(self.error("cannot be programmed"));
         }
         let (before, failed) = std::mem::take(&mut state.written[place]);
-        let mut after = if change.complete {
-            oracle::Side::new()
-        } else {
-            before.clone()
-        };
+        let mut after = if change.complete { oracle::Side::new() } else { before.clone() };
         let mut applied = Applied::default();
-        let mut failed = if change.complete {
-            BTreeSet::new()
-        } else {
-            failed
-        };
+        let mut failed = if change.complete { BTreeSet::new() } else { failed };
         for (name, plan) in change.services {
             let key = key(name);
             failed.remove(&key);
@@ -187,10 +179,7 @@ impl Side for KernelSide {
         let mut ledger = lock(&self.kernel.ledger);
         ledger.applied(self.kernel.node, self.family, (&before, &after), &failed);
         self.known = !silent;
-        match silent {
-            true => Err(self.error("no answer")),
-            false => Ok(applied),
-        }
+        if silent { Err(self.error("no answer")) } else { Ok(applied) }
     }
 
     fn verify(&mut self) -> Result<Verification, ApplyError> {
@@ -208,9 +197,10 @@ impl Side for KernelSide {
     fn repair(&mut self) -> Result<Verification, ApplyError> {
         let mut state = lock(&self.kernel.state);
         let drifted = std::mem::take(&mut state.drifted[self.family as usize]);
-        Ok(match drifted.is_empty() {
-            true => Verification::Equal,
-            false => Verification::Repaired("a Service was gone".to_owned()),
+        Ok(if drifted.is_empty() {
+            Verification::Equal
+        } else {
+            Verification::Repaired("a Service was gone".to_owned())
         })
     }
 

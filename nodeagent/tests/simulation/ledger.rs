@@ -221,11 +221,7 @@ impl Ledger {
     /// Notes that the last piece of an update reached an agent.
     pub(crate) fn delivered(&mut self, node: u8, at: Position, snapshot: bool) {
         self.note(("delivered", node, at, snapshot), || {
-            let kind = if snapshot {
-                "a snapshot"
-            } else {
-                "a difference"
-            };
+            let kind = if snapshot { "a snapshot" } else { "a difference" };
             format!("n{node} receives {kind}: epoch {}, revision {}", at.0, at.1)
         });
         let notes = &mut self.agents[usize::from(node)];

@@ -81,11 +81,7 @@ impl Links {
     /// Returns until when a node reaches no control plane.
     pub(crate) fn cut_until(&self, node: u8) -> Instant {
         let at = usize::from(node);
-        let split = if self.is_split_off(node) {
-            self.split.1
-        } else {
-            Instant::now()
-        };
+        let split = if self.is_split_off(node) { self.split.1 } else { Instant::now() };
         self.dark[at].max(self.apart[at]).max(split)
     }
 

@@ -155,11 +155,7 @@ impl Port {
         let local = self.addresses(&preferred(&here));
         let has_any = pods.iter().any(|pod| usable(&pod));
         let place = |is_local: bool, inside: bool| {
-            let endpoints = if is_local {
-                local.clone()
-            } else {
-                cluster.clone()
-            };
+            let endpoints = if is_local { local.clone() } else { cluster.clone() };
             let unserved = match (endpoints.is_empty(), has_any) {
                 (false, _) => None,
                 (true, true) => Some(Unserved::Drop),
@@ -207,11 +203,7 @@ fn preferred(pods: &[Pod]) -> Vec<Pod> {
         those.copied().collect::<Vec<_>>()
     };
     let ready = of(Condition::Ready);
-    if ready.is_empty() {
-        of(Condition::Draining)
-    } else {
-        ready
-    }
+    if ready.is_empty() { of(Condition::Draining) } else { ready }
 }
 
 /// Returns the pods that a node of a zone uses. Hints count if all ready pods have one, and one of them is for the zone.
@@ -221,9 +213,5 @@ fn cluster(pods: &[Pod], zone: Option<u8>) -> Vec<Pod> {
     let hinted = ready && pods.iter().all(|pod| pod.zone.is_some());
     let ours: Vec<Pod> =
         pods.iter().filter(|pod| zone.is_some() && pod.zone == zone).copied().collect();
-    if hinted && !ours.is_empty() {
-        ours
-    } else {
-        pods
-    }
+    if hinted && !ours.is_empty() { ours } else { pods }
 }

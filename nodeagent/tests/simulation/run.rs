@@ -235,11 +235,7 @@ fn shrink(mut plan: Plan, invariant: &str) -> Plan {
         if size == 1 && !shorter {
             break;
         }
-        size = if shorter {
-            size.min(plan.steps.len())
-        } else {
-            size / 2
-        };
+        size = if shorter { size.min(plan.steps.len()) } else { size / 2 };
     }
     plan
 }

@@ -218,11 +218,7 @@ impl Service {
     }
 
     pub(crate) fn families(self) -> &'static [Family] {
-        if self.dual {
-            &Family::ALL
-        } else {
-            &[Family::V4]
-        }
+        if self.dual { &Family::ALL } else { &[Family::V4] }
     }
 
     fn to_kubernetes(self, number: u8) -> k8s::Service {
@@ -243,14 +239,7 @@ impl Service {
         k8s::Service {
             metadata: Id::Service(number).metadata(),
             spec: k8s::ServiceSpec {
-                type_: Some(
-                    if self.node_ports {
-                        "NodePort"
-                    } else {
-                        "ClusterIP"
-                    }
-                    .to_owned(),
-                ),
+                type_: Some(if self.node_ports { "NodePort" } else { "ClusterIP" }.to_owned()),
                 cluster_ip: ips.first().cloned(),
                 cluster_ips: Some(ips),
                 ip_families: Some(self.families().iter().map(ToString::to_string).collect()),

@@ -105,9 +105,10 @@ impl Listening {
             let socket = datagrams(at)?;
             if at.ip().is_unspecified() {
                 // Answers must come from the address that the client wanted.
-                match at.is_ipv4() {
-                    true => setsockopt(&socket, sockopt::Ipv4PacketInfo, &true)?,
-                    false => setsockopt(&socket, sockopt::Ipv6RecvPacketInfo, &true)?,
+                if at.is_ipv4() {
+                    setsockopt(&socket, sockopt::Ipv4PacketInfo, &true)?;
+                } else {
+                    setsockopt(&socket, sockopt::Ipv6RecvPacketInfo, &true)?;
                 }
             }
             socket.bind(&at.into())?;
@@ -157,10 +158,7 @@ impl Listening {
     }
 
     pub(crate) fn protocol(&self) -> Protocol {
-        match self.datagrams.is_empty() {
-            true => Protocol::Tcp,
-            false => Protocol::Udp,
-        }
+        if self.datagrams.is_empty() { Protocol::Tcp } else { Protocol::Udp }
     }
 
     /// Returns the place of the socket for a Service's answers, for clients that came to a socket of this number.
@@ -226,10 +224,7 @@ pub(crate) fn keepalive() -> TcpKeepalive {
 }
 
 fn only_v6(socket: &Socket, at: SocketAddr) -> io::Result<()> {
-    match at.is_ipv6() {
-        true => socket.set_only_v6(true),
-        false => Ok(()),
-    }
+    if at.is_ipv6() { socket.set_only_v6(true) } else { Ok(()) }
 }
 
 /// Returns the address of a socket, which the kernel completes if the port is 0.

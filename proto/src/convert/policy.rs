@@ -343,12 +343,13 @@ impl TryFrom<pb::PolicyPort> for PolicyPort {
             return Ok(Self::All(protocol));
         }
         let (first, last) = (port("first", wire.first)?, port("last", wire.last)?);
-        match first <= last {
-            true => Ok(Self::Range(protocol, first, last)),
-            false => Err(ConvertError::new(
+        if first <= last {
+            Ok(Self::Range(protocol, first, last))
+        } else {
+            Err(ConvertError::new(
                 "last",
                 format!("{last} is below {first}"),
-            )),
+            ))
         }
     }
 }

@@ -21,16 +21,14 @@ pub(super) fn optional(id: Option<PeerId>) -> Vec<u8> {
 
 /// Reads an identity; no bytes = none.
 pub(super) fn id(field: &'static str, bytes: &[u8]) -> Result<Option<PeerId>, ConvertError> {
-    match bytes.is_empty() {
-        true => Ok(None),
-        false => ids::id(field, bytes).map(Some),
-    }
+    if bytes.is_empty() { Ok(None) } else { ids::id(field, bytes).map(Some) }
 }
 
 pub(super) fn name(name: &str) -> Result<Arc<str>, ConvertError> {
-    match name.is_empty() {
-        true => Err(ConvertError::new("name", "empty")),
-        false => Ok(shared(name)),
+    if name.is_empty() {
+        Err(ConvertError::new("name", "empty"))
+    } else {
+        Ok(shared(name))
     }
 }
 
@@ -123,14 +121,8 @@ fn row(wire: &pb::TierRow) -> Result<DecisionRow, ConvertError> {
         return Err(ConvertError::new("ports", "they are not sorted"));
     }
     Ok(DecisionRow {
-        direction: match wire.egress {
-            true => Direction::Egress,
-            false => Direction::Ingress,
-        },
-        tier: match wire.baseline {
-            true => Tier::Baseline,
-            false => Tier::Admin,
-        },
+        direction: if wire.egress { Direction::Egress } else { Direction::Ingress },
+        tier: if wire.baseline { Tier::Baseline } else { Tier::Admin },
         actions: PortActions {
             rest: from_wire(wire.rest())?,
             ranges,

@@ -164,11 +164,7 @@ fn field_type(field: &FieldDescriptorProto) -> String {
 fn service_text(service: &ServiceDescriptorProto, comments: &Comments<'_>) -> String {
     let mut out = format!("## {}\n\n{}\n\n", service.name(), comments.at(&[]));
     for (n, method) in service.method.iter().enumerate() {
-        let stream = if method.server_streaming() {
-            "stream of "
-        } else {
-            ""
-        };
+        let stream = if method.server_streaming() { "stream of " } else { "" };
         out.push_str(&format!(
             "### {}\n\n{} -> {stream}{}\n\n{}\n\n",
             method.name(),
@@ -249,7 +245,9 @@ fn page(set: &FileDescriptorSet) -> String {
     out.push_str("## Messages\n\n");
     let mut seen = BTreeSet::new();
     while let Some(name) = wanted.pop_front() {
-        if let Some(item) = items.get(name).filter(|_| seen.insert(name.to_owned())) {
+        if let Some(item) = items.get(name)
+            && seen.insert(name.to_owned())
+        {
             wanted.extend(item.uses());
         }
     }

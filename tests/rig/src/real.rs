@@ -212,11 +212,7 @@ impl RealCluster {
     /// Returns a command like that of [`RealCluster::run`], to be started in [`RealCluster::ns`].
     pub fn command(&self, program: &str) -> Command {
         let own = self.plane.programs().bin().join(program);
-        let mut command = if own.is_file() {
-            Command::new(own)
-        } else {
-            Command::new(program)
-        };
+        let mut command = if own.is_file() { Command::new(own) } else { Command::new(program) };
         command
             .env("PATH", self.common.programs.path())
             .env("KUBECONFIG", self.kubeconfig());

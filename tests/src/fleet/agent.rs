@@ -266,7 +266,7 @@ impl Talk<'_> {
                 }
                 heard = Instant::now();
             }
-            let report_at = self.report_at.filter(|_| world.reports);
+            let report_at = if world.reports { self.report_at } else { None };
             let room = async {
                 sleep_until(report_at.unwrap_or(heard)).await;
                 outbox.reserve().await
@@ -316,11 +316,7 @@ impl Talk<'_> {
 
     fn report(&self) -> agent_message::Kind {
         let held = self.agent.held();
-        let revision = if self.attending.is_some() {
-            held.revision()
-        } else {
-            0
-        };
+        let revision = if self.attending.is_some() { held.revision() } else { 0 };
         self.agent.world.meter.reports.fetch_add(1, Relaxed);
         agent_message::Kind::Report(pb::Report {
             epoch: self.epoch,

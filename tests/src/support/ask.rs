@@ -44,11 +44,7 @@ impl Question {
             client,
             protocol,
             to,
-            timeout: if vm::is_inside() {
-                IN_THE_END_IN_VM
-            } else {
-                IN_THE_END
-            },
+            timeout: if vm::is_inside() { IN_THE_END_IN_VM } else { IN_THE_END },
             source: client.source(Family::of(to.ip())),
         }
     }

@@ -105,9 +105,10 @@ impl Packet {
         let vips = ["198.19.0.0/16", "fd96:0:0:2::/64"][family as usize];
         let is_vip = vips.parse().is_ok_and(|vips: Cidr| vips.contains(source));
         let is_first = client.node() == 1 && (source == second_ip(family) || is_vip);
-        match is_first || source == node_ip(client.node(), family) {
-            true => Source::Node,
-            false => Source::Other(source),
+        if is_first || source == node_ip(client.node(), family) {
+            Source::Node
+        } else {
+            Source::Other(source)
         }
     }
 

@@ -43,9 +43,12 @@ pub fn sets(node: &NetNs) -> Result<Vec<String>> {
     let listing = run(node, "ipset save")?;
     let mut lines: Vec<String> = listing
         .lines()
-        .map(|line| match line.starts_with("create ") {
-            true => line.split(' ').take(3).collect::<Vec<_>>().join(" "),
-            false => line.to_owned(),
+        .map(|line| {
+            if line.starts_with("create ") {
+                line.split(' ').take(3).collect::<Vec<_>>().join(" ")
+            } else {
+                line.to_owned()
+            }
         })
         .collect();
     lines.sort();

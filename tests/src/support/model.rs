@@ -436,7 +436,7 @@ impl Case {
     fn hint(&self, index: usize, pod: &mut Pod) {
         let (own_zone, own_node) = (Some(zone_name(pod.node)), Some(node_name(pod.node)));
         let elsewhere = Some("elsewhere".to_owned());
-        let not_first = |hint: Option<String>| hint.filter(|_| index > 0);
+        let not_first = |hint: Option<String>| if index > 0 { hint } else { None };
         (pod.zone_hint, pod.node_hint) = match self.hints {
             Hints::None => (None, None),
             Hints::OwnZone => (own_zone, None),

@@ -67,10 +67,7 @@ fn fate(case: &Case, iptables: bool, ids: &mut Vec<&'static str>) -> Fate {
         ids.extend(["A8", "A10"]);
         return Fate::Dropped;
     }
-    let selected = match uses_local(case, ids) {
-        true => local(case, ids),
-        false => cluster(case, ids),
-    };
+    let selected = if uses_local(case, ids) { local(case, ids) } else { cluster(case, ids) };
     if !selected.is_empty() {
         return Fate::Reach {
             endpoints: selected.iter().map(|p| p.address(case.family)).collect(),
@@ -79,10 +76,7 @@ fn fate(case: &Case, iptables: bool, ids: &mut Vec<&'static str>) -> Fate {
         };
     }
     ids.push("A18");
-    match has_any(case) {
-        true => Fate::Dropped,
-        false => Fate::Refused,
-    }
+    if has_any(case) { Fate::Dropped } else { Fate::Refused }
 }
 
 /// Places that are no place of the Service's.
@@ -176,11 +170,7 @@ fn source(case: &Case, ids: &mut Vec<&'static str>) -> Source {
     } else {
         true
     };
-    if masquerade {
-        Source::Node
-    } else {
-        Source::Client
-    }
+    if masquerade { Source::Node } else { Source::Client }
 }
 
 /// B6: ready or draining, anywhere.

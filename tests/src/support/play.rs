@@ -259,13 +259,11 @@ impl Captures {
                 let Some(sent) = sent.iter_mut().find(|sent| sent.is(&packet)) else {
                     continue;
                 };
-                match is_pod {
-                    true => sent.endpoint = Some(packet.dst),
+                if is_pod {
+                    sent.endpoint = Some(packet.dst);
+                } else if packet.dst == sent.packet.question.to {
                     // What comes again is not what a node passed on.
-                    false if packet.dst == sent.packet.question.to => {
-                        sent.passed += usize::from(sent.at.elapsed() < FIRST_TRY);
-                    }
-                    false => {}
+                    sent.passed += usize::from(sent.at.elapsed() < FIRST_TRY);
                 }
             }
         }

@@ -218,9 +218,5 @@ impl Cell<'_> {
 
 /// See [`LEAST_TRIES`].
 fn least() -> usize {
-    if vm::is_inside() {
-        LEAST_TURNS
-    } else {
-        LEAST_TRIES
-    }
+    if vm::is_inside() { LEAST_TURNS } else { LEAST_TRIES }
 }

@@ -105,7 +105,7 @@ impl Setup {
     pub fn backend_settings(self) -> Settings {
         let interface = PodInterface::new("pod", true);
         Settings {
-            pod_interface: interface.filter(|_| self == Self::PodInterfaces),
+            pod_interface: if self == Self::PodInterfaces { interface } else { None },
             ..Settings::default()
         }
     }
@@ -204,13 +204,14 @@ impl World {
         protocol: model::Protocol,
     ) -> Result<KernelState> {
         let node = self.topology.node(&node_name(number))?;
-        let target = match node.ips().contains(&at.ip()) {
-            true => PacketTarget::NodePort {
+        let target = if node.ips().contains(&at.ip()) {
+            PacketTarget::NodePort {
                 family: Family::of(at.ip()),
                 protocol,
                 port: at.port(),
-            },
-            false => PacketTarget::Address { at, protocol },
+            }
+        } else {
+            PacketTarget::Address { at, protocol }
         };
         let kind = UnderTest::current()?.kind();
         let answer = || kind.look_up(target).map_err(|error| anyhow!("{error}"));

@@ -87,10 +87,7 @@ pub(super) fn text(nodes: &[NodeView], now: Option<Time>, canvas: &Canvas) -> St
     let rest = folded.rest("in sync", &format!("{} status", canvas.program));
     let rows = folded.rows.into_iter().map(NodeRow::new);
     let rows: Vec<NodeRow<'_>> = rows.collect();
-    match rows.is_empty() {
-        true => rest,
-        false => table(&rows, now, canvas) + &rest,
-    }
+    if rows.is_empty() { rest } else { table(&rows, now, canvas) + &rest }
 }
 
 /// Each replica counts revisions by itself, so those of two cannot be compared. The lag can.
@@ -98,9 +95,10 @@ fn applied(rows: &[NodeRow<'_>]) -> Column {
     let nodes = rows.iter().flat_map(|row| &row.0);
     let mut replicas = nodes.map(|node| &node.replica);
     let first = replicas.next();
-    match replicas.all(|replica| Some(replica) == first) {
-        true => Column::new("APPLIED"),
-        false => Column::wide("APPLIED"),
+    if replicas.all(|replica| Some(replica) == first) {
+        Column::new("APPLIED")
+    } else {
+        Column::wide("APPLIED")
     }
 }
 
@@ -224,11 +222,7 @@ fn notes(node: &NodeView, now: Option<Time>, canvas: &Canvas) -> Vec<Span> {
     }
     let codes: Vec<&str> = node.obstacles().map(|of| of.code.as_str()).collect();
     if !codes.is_empty() {
-        let tone = if node.is_obstructed() {
-            Tone::Bad
-        } else {
-            Tone::Warn
-        };
+        let tone = if node.is_obstructed() { Tone::Bad } else { Tone::Warn };
         let text = format!("in the way of packets: {}", codes.join(", "));
         notes.push(Span::new(text, tone));
     }
@@ -263,10 +257,8 @@ fn failure_span(failure: &FailureView, now: Option<Time>) -> Span {
         Some(key) => key.to_string(),
         None => "node".to_owned(),
     };
-    let (tone, degraded) = match failure.degraded {
-        true => (Tone::Warn, "degraded: "),
-        false => (Tone::Bad, ""),
-    };
+    let (tone, degraded) =
+        if failure.degraded { (Tone::Warn, "degraded: ") } else { (Tone::Bad, "") };
     let since = match (failure.since, now) {
         (Some(since), Some(now)) => format!(" (for {})", since.age_text(now)),
         _ => String::new(),

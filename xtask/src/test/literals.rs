@@ -9,7 +9,7 @@ pub(super) fn literals(code: &str) -> Vec<(usize, String)> {
         let rest = &code[at..];
         let in_word =
             code[..at].ends_with(|before: char| before.is_alphanumeric() || before == '_');
-        let raw = raw_quote(rest).filter(|_| !in_word);
+        let raw = if in_word { None } else { raw_quote(rest) };
         at += if rest.starts_with("//") {
             through(rest, "\n")
         } else if rest.starts_with("/*") {

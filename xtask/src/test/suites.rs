@@ -257,9 +257,5 @@ pub(super) fn names() -> impl Iterator<Item = (&'static str, Option<Lane>)> {
 fn short(test: &TestProgram) -> String {
     let package = test.package.trim_start_matches("kplane-").trim_start_matches("kp-");
     let is_own = test.target.replace('_', "-") == test.package;
-    if is_own {
-        package.to_owned()
-    } else {
-        format!("{package} {}", test.target)
-    }
+    if is_own { package.to_owned() } else { format!("{package} {}", test.target) }
 }

@@ -106,10 +106,7 @@ async fn of_cluster(
 fn program() -> PathBuf {
     let own = std::env::current_exe().unwrap_or_default();
     let beside = own.with_file_name(AGENT);
-    match beside.is_file() {
-        true => beside,
-        false => AGENT.into(),
-    }
+    if beside.is_file() { beside } else { AGENT.into() }
 }
 
 /// Lets the agent's program check this machine, with kube-proxy's configuration if there is one.

@@ -77,9 +77,10 @@ impl NodeChecks<'_, '_> {
                 continue;
             }
             let mut conditions = status.conditions.iter().flatten();
-            match conditions.any(|of| of.type_ == "Ready" && of.status == "True") {
-                true => ready.push(name),
-                false => drop(self.failed.insert(name, "the node is not Ready".to_owned())),
+            if conditions.any(|of| of.type_ == "Ready" && of.status == "True") {
+                ready.push(name);
+            } else {
+                self.failed.insert(name, "the node is not Ready".to_owned());
             }
         }
         Ok(ready)

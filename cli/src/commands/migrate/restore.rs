@@ -103,7 +103,10 @@ impl Cluster<'_> {
         let found: Vec<Pod> = self.objects().list(&pods, &selector, Asked("list pods")).await?;
         for pod in found {
             let ours = is_of(set, &pod.metadata);
-            let Some(name) = pod.metadata.name.filter(|_| ours) else {
+            if !ours {
+                continue;
+            }
+            let Some(name) = pod.metadata.name else {
                 continue;
             };
             let fields = json!({ "metadata": { "labels": { HASH: to } } });

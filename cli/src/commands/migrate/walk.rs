@@ -243,9 +243,10 @@ impl<'a, 'b> Walk<'a, 'b> {
                 reason: wait.reason.clone(),
             });
             self.cluster.write_record(&record).await?;
-            let within = match wait.hopeless {
-                true => String::new(),
-                false => format!(" within {}", human(self.limit)),
+            let within = if wait.hopeless {
+                String::new()
+            } else {
+                format!(" within {}", human(self.limit))
             };
             let node = &wait.node;
             let (verb, remedy) = match self.order.direction {

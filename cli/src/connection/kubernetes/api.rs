@@ -118,9 +118,10 @@ impl Problem {
             },
             error => {
                 let text = one_line(&root_cause(error));
-                match is_about_certificates(&text) {
-                    true => Self::Certificate(text),
-                    false => Self::Unreachable(text),
+                if is_about_certificates(&text) {
+                    Self::Certificate(text)
+                } else {
+                    Self::Unreachable(text)
                 }
             }
         }

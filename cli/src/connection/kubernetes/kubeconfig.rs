@@ -104,9 +104,12 @@ pub(super) fn select(
     place: &Place,
     environment: &Environment,
 ) -> Result<Selection, KubeconfigError> {
-    let nothing = |reason: String| match place.names_cluster {
-        true => Err(KubeconfigError::NoCluster { reason }),
-        false => Ok(Selection::Nothing(reason)),
+    let nothing = |reason: String| {
+        if place.names_cluster {
+            Err(KubeconfigError::NoCluster { reason })
+        } else {
+            Ok(Selection::Nothing(reason))
+        }
     };
     let files = files(place.kubeconfig.as_deref(), environment);
     let all = listing(&files);

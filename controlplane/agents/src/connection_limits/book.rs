@@ -68,14 +68,20 @@ impl Book {
         if !crowded && !full {
             return Verdict::Admitted(self.enter(from));
         }
-        let (silent, oldest) = match here.filter(|_| crowded) {
-            Some(here) => (here.silent.first(), here.waiting.first()),
-            None => (self.silent.first(), self.waiting.keys().next()),
+        let (silent, oldest) = if crowded && let Some(here) = here {
+            (here.silent.first(), here.waiting.first())
+        } else {
+            (self.silent.first(), self.waiting.keys().next())
         };
         let any_waits = oldest.is_some();
-        let goes = silent
-            .or_else(|| oldest.filter(|oldest| self.had_its_time(**oldest)))
-            .or_else(|| self.of_largest_crowd(waiting + 1).filter(|_| !crowded));
+        let goes =
+            silent
+                .or_else(|| oldest.filter(|oldest| self.had_its_time(**oldest)))
+                .or_else(
+                    || {
+                        if crowded { None } else { self.of_largest_crowd(waiting + 1) }
+                    },
+                );
         let goes = goes.copied();
         let Some(goes) = goes.and_then(|goes| self.leave(goes)) else {
             return Verdict::Refused(if any_waits {
@@ -94,7 +100,7 @@ impl Book {
     fn of_largest_crowd(&self, than: usize) -> Option<&u64> {
         let crowds = self.addresses.values().map(|address| &address.waiting);
         let largest = crowds.max_by_key(|waiting| waiting.len())?;
-        largest.first().filter(|_| largest.len() > than)
+        if largest.len() > than { largest.first() } else { None }
     }
 
     fn had_its_time(&self, number: u64) -> bool {

@@ -166,12 +166,12 @@ fn collect(node: &NodeName, failure: &pb::ObjectFailure, services: &mut Services
     let Some(key) = &failure.key else {
         return;
     };
-    let reason = match failure.degraded {
-        false => Reason::ServiceNotProgrammed,
-        true if failure.reason.starts_with(HEALTH_CHECK_PORT) => {
-            Reason::FailedToStartServiceHealthcheck
-        }
-        true => return,
+    let reason = if !failure.degraded {
+        Reason::ServiceNotProgrammed
+    } else if failure.reason.starts_with(HEALTH_CHECK_PORT) {
+        Reason::FailedToStartServiceHealthcheck
+    } else {
+        return;
     };
     let service = ServiceName::new(&key.namespace, &key.name);
     let (nodes, _) = services

@@ -105,7 +105,7 @@ impl Task {
     async fn ask_others(&mut self) {
         let is_due = self.served.as_ref().is_none_or(|(at, _)| at.elapsed() >= ASK);
         let is_due = is_due && self.hub.agents().any_gone();
-        if let Some(peers) = self.peers.as_ref().filter(|_| is_due) {
+        if is_due && let Some(peers) = self.peers.as_ref() {
             let served = peers.served().await;
             self.served = Some((Instant::now(), served));
         }

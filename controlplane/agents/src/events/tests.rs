@@ -109,11 +109,7 @@ impl Rig {
     fn step(&mut self, seconds: u64) -> Vec<String> {
         let events = self.announcer.step(&self.snapshot, at(seconds));
         let text = |event: &Event| {
-            let severity = if event.reason.is_warning() {
-                "Warning"
-            } else {
-                "Normal"
-            };
+            let severity = if event.reason.is_warning() { "Warning" } else { "Normal" };
             let Event {
                 object,
                 reason,

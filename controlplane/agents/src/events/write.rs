@@ -155,14 +155,7 @@ impl Writer {
             action: Some(event.reason.action().to_owned()),
             reason: Some(event.reason.as_str().to_owned()),
             note: Some(event.note.clone()),
-            type_: Some(
-                if event.reason.is_warning() {
-                    "Warning"
-                } else {
-                    "Normal"
-                }
-                .to_owned(),
-            ),
+            type_: Some(if event.reason.is_warning() { "Warning" } else { "Normal" }.to_owned()),
             regarding: Some(ObjectReference {
                 api_version: Some(object.kind.api_version().to_owned()),
                 kind: Some(object.kind.as_str().to_owned()),

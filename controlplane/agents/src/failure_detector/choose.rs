@@ -47,7 +47,7 @@ pub(super) fn choose(all: &[Neighbour], about: &NodeName, turn: u64) -> Vec<Aske
     let neighbours = chosen.len().min(NEIGHBOURS);
     let control = |at: usize| {
         let other = (at + 1) % neighbours.max(1);
-        let other = chosen.get(other).filter(|_| at < neighbours && other != at);
+        let other = if at < neighbours && other != at { chosen.get(other) } else { None };
         other.map(|other| other.node.clone())
     };
     let asked = chosen.iter().enumerate().map(|(at, of)| AskedNode {

@@ -183,17 +183,16 @@ impl Watch {
         for asked in &round.asked {
             let question = Arc::new(question(asked, &round.about, nodes));
             let is_here = self.hub.agents().is_alive(&asked.node, SILENT);
-            match self.others.get(&asked.node).filter(|_| !is_here) {
-                Some(at) => there.entry(*at).or_default().push((asked.node.clone(), question)),
-                None => {
-                    let answer = self.hub.agents().ask(&asked.node, question);
-                    let node = asked.node.clone();
-                    let answer = async move { answer.await.ok().map(|reported| (node, reported)) };
-                    self.wait(
-                        round,
-                        answer.map(|reported| reported.into_iter().collect()).boxed(),
-                    );
-                }
+            if !is_here && let Some(at) = self.others.get(&asked.node) {
+                there.entry(*at).or_default().push((asked.node.clone(), question));
+            } else {
+                let answer = self.hub.agents().ask(&asked.node, question);
+                let node = asked.node.clone();
+                let answer = async move { answer.await.ok().map(|reported| (node, reported)) };
+                self.wait(
+                    round,
+                    answer.map(|reported| reported.into_iter().collect()).boxed(),
+                );
             }
         }
         for (at, questions) in there {
@@ -232,7 +231,10 @@ impl Watch {
     /// Asks other replicas for their agents, at times.
     fn ask_others(&mut self, own: usize) {
         let is_due = self.asked_at.is_none_or(|at| at.elapsed() >= OTHERS);
-        let Some(peers) = self.peers.clone().filter(|_| is_due && own <= ENOUGH) else {
+        if !(is_due && own <= ENOUGH) {
+            return;
+        }
+        let Some(peers) = self.peers.clone() else {
             return;
         };
         self.asked_at = Some(Instant::now());
@@ -252,7 +254,10 @@ impl Watch {
         let suspected = &self.own.nodes;
         let pause = if suspected.is_empty() { THERE } else { TELL };
         let is_due = self.reported_at.is_none_or(|at| at.elapsed() >= pause);
-        let Some(peers) = self.peers.clone().filter(|_| is_due) else {
+        if !is_due {
+            return;
+        }
+        let Some(peers) = self.peers.clone() else {
             return;
         };
         self.reported_at = Some(Instant::now());
@@ -379,7 +384,7 @@ fn question(asked: &AskedNode, about: &NodeName, nodes: &FactsByNode) -> pb::Ins
 
 /// Returns what an answer means.
 fn word(asked: &AskedNode, reported: &pb::Inspection) -> Word {
-    let reached = reported.reached.as_ref().filter(|_| asked.control.is_some());
+    let reached = if asked.control.is_some() { reported.reached.as_ref() } else { None };
     match reached.map(|reached| &*reached.nodes) {
         Some([true, ..]) => Word::Reaches,
         Some([false, true, ..]) => Word::Misses,

@@ -29,9 +29,10 @@ impl AgentRegistry {
         let now = Instant::now();
         let agents = self.lock();
         for (node, agent) in agents.by_node.iter().filter(|(_, agent)| !agent.stranger) {
-            match is_alive(&agent.record, now, silent) {
-                true => signs.alive += 1,
-                false => signs.quiet.push((node.clone(), agent.record.sign)),
+            if is_alive(&agent.record, now, silent) {
+                signs.alive += 1;
+            } else {
+                signs.quiet.push((node.clone(), agent.record.sign));
             }
         }
         signs

@@ -217,7 +217,10 @@ impl Session {
         timings.reached(&passed, steps, SystemTime::now());
         // Steps of an update that brought nothing for the node say nothing about changes.
         let stats = report.last_sync.as_ref().filter(|sync| sync.revision == applied);
-        let Some(stats) = stats.filter(|_| !passed.is_empty()) else {
+        if passed.is_empty() {
+            return;
+        }
+        let Some(stats) = stats else {
             return;
         };
         let parts = [

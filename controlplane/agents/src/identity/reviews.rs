@@ -95,9 +95,10 @@ impl Reviews {
         let params = PostParams::default();
         let answer = self.0.ask(RIGHTS, PATIENCE, client.create(&params, &review)).await?;
         let status = answer.status.unwrap_or_default();
-        Ok(match status.allowed && status.denied != Some(true) {
-            true => Ok(()),
-            false => Err(status.reason.unwrap_or_default()),
+        Ok(if status.allowed && status.denied != Some(true) {
+            Ok(())
+        } else {
+            Err(status.reason.unwrap_or_default())
         })
     }
 

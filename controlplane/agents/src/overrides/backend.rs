@@ -128,9 +128,10 @@ impl fmt::Display for Backend {
 impl Backend {
     /// Returns the place of a source of manifests: in its folder, or in that of its file.
     pub fn beside(manifests: &Path) -> Self {
-        let folder = match manifests.is_file() {
-            true => manifests.parent().unwrap_or(manifests),
-            false => manifests,
+        let folder = if manifests.is_file() {
+            manifests.parent().unwrap_or(manifests)
+        } else {
+            manifests
         };
         Self::File(folder.join(FILE))
     }
@@ -220,9 +221,10 @@ fn disk(file: &Path) -> impl Fn(io::Error) -> Trouble {
 fn open(path: &Path, options: &mut OpenOptions) -> io::Result<File> {
     let at_once = OFlag::O_NONBLOCK | OFlag::O_NOCTTY;
     let file = options.custom_flags(at_once.bits()).open(path)?;
-    match file.metadata()?.is_file() {
-        true => Ok(file),
-        false => Err(io::Error::other("it is not a regular file")),
+    if file.metadata()?.is_file() {
+        Ok(file)
+    } else {
+        Err(io::Error::other("it is not a regular file"))
     }
 }
 
@@ -313,15 +315,12 @@ impl Map<'_> {
         map.metadata.managed_fields = None;
         let data = map.data.get_or_insert_default();
         data.insert(KEY.to_owned(), text);
-        let written = match is_new {
-            true => {
-                let create = maps.create(&params, &map);
-                self.api.ask(asked("create"), PATIENCE, create).await
-            }
-            false => {
-                let replace = maps.replace(CONFIG_MAP, &params, &map);
-                self.api.ask(asked("update"), PATIENCE, replace).await
-            }
+        let written = if is_new {
+            let create = maps.create(&params, &map);
+            self.api.ask(asked("create"), PATIENCE, create).await
+        } else {
+            let replace = maps.replace(CONFIG_MAP, &params, &map);
+            self.api.ask(asked("update"), PATIENCE, replace).await
         };
         written.map(drop)
     }

@@ -117,7 +117,9 @@ impl OverrideStore {
     async fn check_place(&self, place: &Backend) {
         let why = place.unwritable().await.map(|trouble| trouble.to_string());
         let mut known = self.unwritable.lock();
-        if let Some(why) = why.as_ref().filter(|_| known.is_none()) {
+        if known.is_none()
+            && let Some(why) = why.as_ref()
+        {
             warn!("cannot write orders of operators, so kpctl freeze would fail: {why}");
         }
         *known = why;
@@ -182,15 +184,12 @@ impl OverrideStore {
         if trouble.as_ref().is_some_and(|(_, reported)| reported == why) {
             return;
         }
-        match known {
-            true => {
-                error!(
-                    "cannot use the orders of operators; those read before stay in force: {why}"
-                );
-            }
-            false => error!(
+        if known {
+            error!("cannot use the orders of operators; those read before stay in force: {why}");
+        } else {
+            error!(
                 "cannot use the orders of operators (kpctl freeze); nodes that they freeze may get updates: {why}"
-            ),
+            );
         }
         *trouble = Some((code, why.to_owned()));
     }

@@ -60,11 +60,7 @@ impl Peers {
             nodes: nodes.iter().map(ToString::to_string).collect(),
             within_ms: millis(timeouts.within),
             each_ms: millis(timeouts.each),
-            questions: if all_alike {
-                Vec::new()
-            } else {
-                each.collect()
-            },
+            questions: if all_alike { Vec::new() } else { each.collect() },
         };
         let until = Instant::now() + timeouts.within + SLACK;
         let asking = self.ask_agents(address, request, &mut open, &mut heard);

@@ -31,9 +31,10 @@ impl Listed {
 
     /// Returns the addresses of a host; none if it is not the Service, or nothing was listed yet.
     pub(super) fn of(&self, host: &str) -> Vec<IpAddr> {
-        match host == &*self.service {
-            true => self.places.borrow().iter().map(SocketAddr::ip).collect(),
-            false => Vec::new(),
+        if host == &*self.service {
+            self.places.borrow().iter().map(SocketAddr::ip).collect()
+        } else {
+            Vec::new()
         }
     }
 }

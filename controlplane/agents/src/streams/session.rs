@@ -279,9 +279,10 @@ impl Conversation<'_> {
                 "no message from the agent for too long",
             ));
         }
-        match self.beats {
-            true => self.postman.heartbeat(),
-            false => self.postman.beat(millis(SystemTime::now())),
+        if self.beats {
+            self.postman.heartbeat();
+        } else {
+            self.postman.beat(millis(SystemTime::now()));
         }
         Ok(())
     }

@@ -185,10 +185,7 @@ impl Updates {
         };
         Ok(match begun {
             Ok(None) => {
-                self.sent = match self.in_snapshot {
-                    true => Sent::Snapshot,
-                    false => Sent::Update,
-                };
+                self.sent = if self.in_snapshot { Sent::Snapshot } else { Sent::Update };
                 Next::Message(self.next_piece())
             }
             Ok(Some(first)) => {
@@ -237,9 +234,10 @@ impl Updates {
         let frozen = self.hub.overrides().frozen(&self.node);
         self.frozen_sent = frozen.is_some();
         let mut replicas = self.hub.replica().replicas();
-        match replicas == self.replicas_sent {
-            true => replicas.clear(),
-            false => self.replicas_sent.clone_from(&replicas),
+        if replicas == self.replicas_sent {
+            replicas.clear();
+        } else {
+            self.replicas_sent.clone_from(&replicas);
         }
         pb::Heartbeat {
             revision: self.head.revision,

@@ -26,10 +26,7 @@ pub(super) fn plan(answers: &BTreeMap<NodeName, bool>, tainted: &BTreeSet<NodeNa
     let mut writes: Vec<_> = of(false).map(|(node, _)| (node.clone(), false)).collect();
     let silent = answers.values().filter(|answers| !**answers).count();
     let back: Vec<_> = of(true).map(|(node, _)| (node.clone(), true)).collect();
-    let kept_back = match silent <= (answers.len() / FEW).max(1) {
-        true => 0,
-        false => back.len(),
-    };
+    let kept_back = if silent <= (answers.len() / FEW).max(1) { 0 } else { back.len() };
     if kept_back == 0 {
         writes.extend(back);
     }

@@ -222,9 +222,10 @@ fn port(port: &k8s::PolicyPort) -> Result<PolicyPort, String> {
         }
         (Some(NameOrNumber::Number(first)), Some(last)) => {
             let (first, last) = (number("port", *first)?, number("endPort", last)?);
-            match first <= last {
-                true => Ok(PolicyPort::Range(protocol, first, last)),
-                false => Err(format!("endPort: {last} is below port {first}; correct it")),
+            if first <= last {
+                Ok(PolicyPort::Range(protocol, first, last))
+            } else {
+                Err(format!("endPort: {last} is below port {first}; correct it"))
             }
         }
     }

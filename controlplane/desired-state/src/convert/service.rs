@@ -239,11 +239,7 @@ fn cluster_ip_by_family(spec: &ServiceSpec, report: &mut Report<'_>) -> Vec<(Fam
     let declared = spec.ip_families.as_deref().unwrap_or_default();
     let mut found: Vec<(Family, IpAddr)> = Vec::new();
     for (index, text) in texts.iter().enumerate() {
-        let field = if index == 0 {
-            "spec.clusterIP"
-        } else {
-            "spec.clusterIPs"
-        };
+        let field = if index == 0 { "spec.clusterIP" } else { "spec.clusterIPs" };
         let Some(ip) = address(field, text, report) else {
             continue;
         };
@@ -308,11 +304,7 @@ fn external_policy(
             false
         }
     };
-    if accessible {
-        policy
-    } else {
-        TrafficPolicy::Cluster
-    }
+    if accessible { policy } else { TrafficPolicy::Cluster }
 }
 
 fn policy(which: &str, text: Option<&str>, report: &mut Report<'_>) -> TrafficPolicy {

@@ -121,7 +121,7 @@ fn matches(written: &ClusterRule, direction: Direction) -> Result<Rule, String> 
         Direction::Ingress => ("from", &written.from, &written.to),
         Direction::Egress => ("to", &written.to, &written.from),
     };
-    let peers = peers.as_ref().filter(|_| other.is_none());
+    let peers = if other.is_none() { peers.as_ref() } else { None };
     let peers =
         peers.ok_or_else(|| format!("{list}: peers are missing, or not there; name some"))?;
     let mut specs = Vec::new();
@@ -142,9 +142,10 @@ fn matches(written: &ClusterRule, direction: Direction) -> Result<Rule, String> 
             let converted = self::ports(written);
             ports.extend(converted.map_err(|problem| format!("protocols[{at}].{problem}"))?);
         }
-        match ports.is_empty() {
-            true => Err("protocols: it is empty; leave it out for all".to_owned()),
-            false => Ok(ports),
+        if ports.is_empty() {
+            Err("protocols: it is empty; leave it out for all".to_owned())
+        } else {
+            Ok(ports)
         }
     });
     Ok(Rule {

@@ -25,9 +25,10 @@ impl HeldState {
     /// Returns whether the approval of another picture covers this one: the doubts are the same, and the held objects
     /// are as well. A replica that started later never saw these objects. It names at least as many Services.
     pub fn is_covered_by(&self, approved: &Self) -> bool {
-        let is_same = match self.held.is_empty() {
-            true => self.services >= approved.services,
-            false => self.held == approved.held,
+        let is_same = if self.held.is_empty() {
+            self.services >= approved.services
+        } else {
+            self.held == approved.held
         };
         is_same && self.doubts == approved.doubts
     }

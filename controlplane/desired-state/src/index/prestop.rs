@@ -47,7 +47,9 @@ impl Index {
                 found.pod = found.pod.or(pod);
             }
         }
-        if let Some((namespace, name)) = found.pod.clone().filter(|_| port == 0) {
+        if port == 0
+            && let Some((namespace, name)) = found.pod.clone()
+        {
             for (slice, endpoint) in self.slice_endpoints(port) {
                 if slice.service.namespace == namespace
                     && endpoint.pod.as_ref() == Some(&name)

@@ -232,7 +232,7 @@ impl Index {
     }
 
     fn belongs_to_held(&self, id: &ObjectId) -> bool {
-        let slice = self.slices.get(id).filter(|_| self.holding.is_some());
+        let slice = if self.holding.is_some() { self.slices.get(id) } else { None };
         let service = slice.and_then(|slice| self.services.get(&slice.service));
         service.is_some_and(|service| service.held)
     }

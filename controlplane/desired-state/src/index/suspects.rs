@@ -66,18 +66,14 @@ impl Index {
         self.pending.services.extend(services);
         for node in changed {
             let is_suspected = self.suspicions.holds_for(&node);
-            let place = if is_suspected {
-                "suspected"
-            } else {
-                "reached again"
-            };
+            let place = if is_suspected { "suspected" } else { "reached again" };
             let id = ObjectId {
                 kind: Kind::Node,
                 namespace: "".into(),
                 name: node,
             };
             let cause = Cause::new(id, 0, &place.into(), Verb::Changed);
-            self.pending.note(None, Some(cause).filter(|_| self.is_synced()));
+            self.pending.note(None, self.is_synced().then_some(cause));
         }
         self.pending.observed_at.get_or_insert(at);
         self.publish_pending()

@@ -30,11 +30,7 @@ impl Uid {
 impl fmt::Display for Uid {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (at, byte) in self.0.iter().enumerate() {
-            let dash = if matches!(at, 4 | 6 | 8 | 10) {
-                "-"
-            } else {
-                ""
-            };
+            let dash = if matches!(at, 4 | 6 | 8 | 10) { "-" } else { "" };
             write!(f, "{dash}{byte:02x}")?;
         }
         Ok(())

@@ -219,9 +219,10 @@ impl Failure {
                                    files by itself"
                 .to_owned(),
             Self::Forbidden(why) => {
-                let granted = match asked.is_of_policies() {
-                    true => "the chart does with networkPolicies.enforce=true",
-                    false => "deploy/kubernetes/rbac.yaml does",
+                let granted = if asked.is_of_policies() {
+                    "the chart does with networkPolicies.enforce=true"
+                } else {
+                    "deploy/kubernetes/rbac.yaml does"
                 };
                 format!("does not permit kplane to {asked} (403: {why}); grant it, as {granted}")
             }

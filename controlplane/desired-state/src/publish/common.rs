@@ -150,11 +150,7 @@ impl Common {
         own.extend_from_slice(&digest);
         own.extend_from_slice(after.get(digest.len()..).unwrap_or_default());
         let own = own.freeze();
-        let (first, rest) = if copied {
-            (own, None)
-        } else {
-            (self.objects.clone(), Some(own))
-        };
+        let (first, rest) = if copied { (own, None) } else { (self.objects.clone(), Some(own)) };
         let mark = self.mark.clone();
         Ready { first, rest, mark }
     }

@@ -116,15 +116,12 @@ impl Walk {
         };
         self.next += 1;
         let is_last = self.next == encoded_snapshot.messages.len();
-        let upto = if is_last {
-            encoded_snapshot.revision
-        } else {
-            encoded.upto
-        };
+        let upto = if is_last { encoded_snapshot.revision } else { encoded.upto };
         cursor.pass(upto, encoded_snapshot.revision);
-        Some(match self.packed {
-            true => encoded.packed.get_or_init(|| pack(&encoded.message)).clone(),
-            false => encoded.message.clone(),
+        Some(if self.packed {
+            encoded.packed.get_or_init(|| pack(&encoded.message)).clone()
+        } else {
+            encoded.message.clone()
         })
     }
 }
@@ -142,8 +139,5 @@ fn pack(message: &Bytes) -> Bytes {
     };
     let kind = Some(server_message::Kind::Update(update));
     let packed = frame(&ServerMessage { kind });
-    match packed.len() < message.len() {
-        true => packed,
-        false => message.clone(),
-    }
+    if packed.len() < message.len() { packed } else { message.clone() }
 }

@@ -394,11 +394,7 @@ impl State {
     /// Adds an object's part to all digests, or subtracts it.
     pub(super) fn count_digests(&mut self, shared: &Shared, add: bool) {
         let count = |digest: &mut Digest, plus: &Blob, minus: Option<&Blob>| {
-            let (plus, minus) = if add {
-                (Some(plus), minus)
-            } else {
-                (minus, Some(plus))
-            };
+            let (plus, minus) = if add { (Some(plus), minus) } else { (minus, Some(plus)) };
             if let Some(blob) = plus {
                 digest.add(blob.hash);
             }

@@ -232,14 +232,13 @@ impl View<'_> {
     fn tier(&self, address: IpAddr) -> Option<PeerId> {
         let in_span = |span: &&TierSpan| span.first <= address && address <= span.last;
         let span = || self.spans.iter().find(in_span).map(|span| span.tier);
-        match self.peers.contains_key(&address) {
+        if self.peers.contains_key(&address) {
             // A Pod's class counts the ranges as well.
-            true => {
-                let tier = self.tiers.get(&address).copied();
-                assert!(tier.is_some() || span().is_none());
-                tier
-            }
-            false => span(),
+            let tier = self.tiers.get(&address).copied();
+            assert!(tier.is_some() || span().is_none());
+            tier
+        } else {
+            span()
         }
     }
 

@@ -84,7 +84,7 @@ fn is_open(
         let mut isolated = false;
         for policy in cluster.policies.values() {
             let is_for = is_for(policy, subject);
-            if let Some(rules) = rules(policy).as_ref().filter(|_| is_for) {
+            if is_for && let Some(rules) = rules(policy).as_ref() {
                 isolated = true;
                 for rule in rules {
                     let to_port = is_to(rule, destination, protocol, port);

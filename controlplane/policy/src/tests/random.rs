@@ -136,11 +136,7 @@ impl Dice {
 
     fn pod(&mut self) -> Pod {
         let addresses = self.some(2, |dice| dice.pick(&POD_ADDRESSES).parse().unwrap());
-        let node = if addresses.is_empty() {
-            ["", "n1"]
-        } else {
-            ["n1", "n2"]
-        };
+        let node = if addresses.is_empty() { ["", "n1"] } else { ["n1", "n2"] };
         Pod {
             name: self.pod_name(),
             node: self.pick(&node).into(),

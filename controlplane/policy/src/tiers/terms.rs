@@ -278,11 +278,7 @@ impl Pieces {
             while let Some((first, events)) = borders.next() {
                 for (begins, at) in events {
                     let count = open.entry(at).or_default();
-                    *count = if begins {
-                        *count + 1
-                    } else {
-                        count.saturating_sub(1)
-                    };
+                    *count = if begins { *count + 1 } else { count.saturating_sub(1) };
                 }
                 open.retain(|_, count| *count > 0);
                 let last = borders.peek().map_or(u128::MAX, |(next, _)| next - 1);

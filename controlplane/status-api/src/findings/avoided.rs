@@ -57,10 +57,7 @@ fn endpoint(port: &PortView, address: EndpointAddr) -> Option<&Endpoint> {
 }
 
 const fn severity(agree: bool) -> Severity {
-    match agree {
-        true => Severity::Warning,
-        false => Severity::Info,
-    }
+    if agree { Severity::Warning } else { Severity::Info }
 }
 
 fn finding(

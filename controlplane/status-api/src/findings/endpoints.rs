@@ -54,16 +54,17 @@ fn refused((code, cause, fix): Why, ports: &[&ServicePort], detail: &ServiceDeta
     let others = detail.ports.iter().map(|view| (&view.port.key, view));
     let others = others.filter(|(key, _)| ports.iter().all(|port| port.key.family != key.family));
     let others: Vec<_> = others.collect();
-    let of_one = ports.first().filter(|_| !others.is_empty());
+    let of_one = if others.is_empty() { None } else { ports.first() };
     let serves = |port: &&ServicePort| {
         others.iter().any(|(key, view)| {
             (&key.port_name, key.protocol) == (&port.key.port_name, port.key.protocol)
                 && !view.endpoints.is_empty()
         })
     };
-    let severity = match of_one.is_some() && ports.iter().all(serves) {
-        true => Severity::Warning,
-        false => Severity::Error,
+    let severity = if of_one.is_some() && ports.iter().all(serves) {
+        Severity::Warning
+    } else {
+        Severity::Error
     };
     let of = of_one.map_or_else(String::new, |port| format!("{} ", port.key.family));
     let to = of_one.map_or_else(String::new, |port| format!(" to {}", port.cluster_ip));
@@ -226,10 +227,11 @@ pub(super) fn not_usable(service: &ServiceName, detail: &ServiceDetail) -> Vec<F
     let selector = &*detail.facts.origin.selector;
     let all = detail.ports.len();
     let findings = found.into_iter().map(|((code, text), (severity, ports))| {
-        let text = match ports.len() == all {
-            true => text,
-            false => format!("{}: {text}", names(&ports)),
-        };
+        let text = if ports.len() == all {
+text
+} else {
+format!("{}: {text}", names(&ports))
+};
         let fix = match (code, selector) {
             (Reason::PublishedNotReady, _) => format!(
                 "if clients should not get them: kubectl patch service -n {} {} -p \

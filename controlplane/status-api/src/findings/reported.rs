@@ -54,9 +54,10 @@ fn kind(failure: &pb::ObjectFailure) -> (Reason, Severity) {
         (false, true) => Reason::Degraded,
         (false, false) => Reason::NotProgrammed,
     };
-    match failure.degraded {
-        true => (reason, Severity::Warning),
-        false => (reason, Severity::Error),
+    if failure.degraded {
+        (reason, Severity::Warning)
+    } else {
+        (reason, Severity::Error)
     }
 }
 

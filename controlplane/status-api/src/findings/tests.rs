@@ -59,11 +59,7 @@ fn slice(port: &Value, conditions: &[Value]) -> Value {
         json!({ "addresses": [format!("10.1.0.{}", n + 1)], "nodeName": "n1", "conditions": conditions })
     });
     let endpoints: Vec<Value> = endpoints.collect();
-    let ports = if port.is_null() {
-        json!([])
-    } else {
-        json!([port])
-    };
+    let ports = if port.is_null() { json!([]) } else { json!([port]) };
     json!({
         "kind": "EndpointSlice",
         "metadata": {

@@ -69,9 +69,10 @@ fn named(host: &str) -> Result<(), Problem> {
 fn same_site(headers: &HeaderMap) -> Result<(), Problem> {
     let value = |name: &str| headers.get(name).and_then(|value| value.to_str().ok());
     let foreign = matches!(value("sec-fetch-site"), Some("cross-site" | "same-site"));
-    match foreign && value("sec-fetch-mode") != Some("navigate") {
-        true => Err(refused("another site asked for the page".to_owned())),
-        false => Ok(()),
+    if foreign && value("sec-fetch-mode") != Some("navigate") {
+        Err(refused("another site asked for the page".to_owned()))
+    } else {
+        Ok(())
     }
 }
 

@@ -69,7 +69,7 @@ pub(super) fn nodes(filter: &Filter, fleet: pb::Fleet) -> Vec<Section> {
 fn row(node: &pb::NodeStatus, html: &mut Html) {
     let state = NodeStateView::from(node.state());
     let report = node.report.as_ref();
-    let here = report.filter(|_| state != NodeStateView::Disconnected);
+    let here = if state == NodeStateView::Disconnected { None } else { report };
     let remarks = here.map(Remarks::of).unwrap_or_default();
     html.begin_row()
         .begin_name()

@@ -213,9 +213,10 @@ fn node_box(node: &GraphNode, (column, row): (usize, usize), html: &mut Html) {
 
 /// Cuts a name that does not fit.
 fn short(name: &str) -> String {
-    match name.chars().count() > NAME {
-        true => name.chars().take(NAME - 1).chain(['…']).collect(),
-        false => name.to_owned(),
+    if name.chars().count() > NAME {
+        name.chars().take(NAME - 1).chain(['…']).collect()
+    } else {
+        name.to_owned()
     }
 }
 

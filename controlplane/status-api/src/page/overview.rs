@@ -34,10 +34,7 @@ fn summary(overview: &Overview) -> Html {
     let in_sync = overview.count(pb::NodeState::InSync);
     let (remarked, errors) = overview.remarked();
     let mut html = Html::default();
-    let tone = match in_sync == nodes && remarked == 0 {
-        true => "good",
-        false => "warn",
-    };
+    let tone = if in_sync == nodes && remarked == 0 { "good" } else { "warn" };
     html.raw("<p class=\"big\"><strong class=\"")
         .raw(tone)
         .raw("\">")
@@ -121,11 +118,7 @@ fn lagging(overview: &Overview) -> Html {
         }
         let named = group.nodes.iter().take(NAMED).map(|node| &node.name);
         terminal::nodes(named, &mut html);
-        html.raw(if group.nodes.len() > NAMED {
-            ", .."
-        } else {
-            ""
-        });
+        html.raw(if group.nodes.len() > NAMED { ", .." } else { "" });
         let why = match group.error {
             "" => "the kernel does not hold the newest state yet",
             error => error,
@@ -180,10 +173,7 @@ fn facts(overview: &Overview) -> Html {
     fact("Version", "", plane.version.clone());
     fact("Up", "", since(plane.started_at_ms));
     let contact = Duration::from_millis(plane.upstream_age_ms);
-    let tone = match contact > Duration::from_secs(30) {
-        true => "warn",
-        false => "",
-    };
+    let tone = if contact > Duration::from_secs(30) { "warn" } else { "" };
     let source = format!("{}, last contact {} ago", plane.source, age(contact));
     fact("Source", tone, source);
     if !plane.synced {

@@ -18,9 +18,10 @@ static SHEET: LazyLock<Html> = LazyLock::new(render);
 
 /// Adds a word, as a link to its explanation if it is the code of a reason.
 pub(super) fn name(word: &str, html: &mut Html) {
-    match is_code(word) {
-        true => html.link(link(word), word),
-        false => html.text(word),
+    if is_code(word) {
+        html.link(link(word), word)
+    } else {
+        html.text(word)
     };
 }
 

@@ -110,9 +110,10 @@ impl Sheet {
             let values = values.into_iter().filter(|(_, value)| !value.is_empty());
             let values: Vec<String> =
                 values.map(|(name, value)| format!("{name}={}", query(value))).collect();
-            match values.is_empty() {
-                true => path.to_owned(),
-                false => format!("{path}?{}", values.join("&")),
+            if values.is_empty() {
+                path.to_owned()
+            } else {
+                format!("{path}?{}", values.join("&"))
             }
         };
         match self {

@@ -92,11 +92,12 @@ fn ports<'a>(
     let family = Family::of(client);
     let of_family = with.into_iter().filter(|view| view.port.key.family == family);
     let of_family: Vec<_> = of_family.take(PORTS).collect();
-    match of_family.is_empty() {
-        false => Ok(of_family),
-        true => Err(invalid(format!(
+    if of_family.is_empty() {
+        Err(invalid(format!(
             "the Service {name} has no {family} addresses, so it cannot remember the client {client}"
-        ))),
+        )))
+    } else {
+        Ok(of_family)
     }
 }
 

@@ -30,16 +30,19 @@ pub(super) async fn approve_for_all(
     let caller = request.extensions().get::<Caller>();
     let by = operator(caller);
     let is_shared = hub.overrides().backend().is_some_and(Backend::is_shared);
-    let elsewhere = match peers.filter(|_| is_shared) {
-        Some(peers) => holding_elsewhere(peers).await,
-        None => BTreeSet::new(),
+    let elsewhere = if is_shared && let Some(peers) = peers {
+        holding_elsewhere(peers).await
+    } else {
+        BTreeSet::new()
     };
     let (mut response, approved) = approve(hub, request, &Right::Act, &elsewhere).await?;
     let is_kept = match approved {
         Some(approved) => keep(hub.overrides(), by, approved).await,
         None => true,
     };
-    if let Some(peers) = peers.filter(|_| !is_shared || !is_kept) {
+    if (!is_shared || !is_kept)
+        && let Some(peers) = peers
+    {
         let (others, missing) = peers.approve(seen).await;
         add(&mut response, others);
         response.missing_replicas = missing;

@@ -161,7 +161,10 @@ impl PlannedConnection {
 
 /// Returns what an endpoint's outcome means, if it does not work.
 fn finding(tried: &pb::TriedConnection, from: &str) -> Option<Finding> {
-    let attempt = tried.attempt.as_ref().filter(|_| !tried.through_service)?;
+    if tried.through_service {
+        return None;
+    }
+    let attempt = tried.attempt.as_ref()?;
     let (address, node) = (&attempt.address, &tried.node);
     let on = match node.as_str() {
         "" => String::new(),

@@ -91,7 +91,7 @@ pub(super) fn counts(replica: &ReplicaInfo, node: &Node<'_>) -> bool {
 
 /// Returns the durations that this replica measured of the newest change of a Service, up to this revision.
 pub(super) fn durations(hub: &Hub, wanted: u64) -> Option<Durations> {
-    let moment = hub.store().moment_of(wanted).filter(|_| wanted > 0);
+    let moment = if wanted > 0 { hub.store().moment_of(wanted) } else { None };
     hub.agents().timings.of_change(moment?.first)
 }
 
@@ -114,7 +114,7 @@ pub(super) fn convergence(
         wanted = wanted.max(hub.store().wanted_of_service(node, followed));
         tally.add(node, standings.of(node, state));
     }
-    let moment = hub.store().moment_of(wanted).filter(|_| wanted > 0);
+    let moment = if wanted > 0 { hub.store().moment_of(wanted) } else { None };
     let mut durations = durations(hub, wanted).unwrap_or_default();
     standings.add_durations(&mut durations, others);
     let mut answer = pb::Convergence {

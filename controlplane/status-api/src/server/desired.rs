@@ -263,9 +263,10 @@ async fn follow(
         };
         let Ok(permit) = permit else { return };
         // The message has the state of this moment: the client may have taken its time.
-        let message = match head.borrow().synced {
-            true => feed.next(&hub, long_quiet).transpose(),
-            false => Some(Ok(waiting(&hub))),
+        let message = if head.borrow().synced {
+            feed.next(&hub, long_quiet).transpose()
+        } else {
+            Some(Ok(waiting(&hub)))
         };
         if let Some(message) = message {
             let failed = message.is_err();

@@ -94,9 +94,10 @@ pub(super) async fn ask(
     });
     let (flows, rest) = fitting(flows);
     // Agents left out what they could not select, too.
-    let (more, unchecked) = match wanted.is_of_agents() {
-        true => (rest.saturating_add(more), 0),
-        false => (rest, more),
+    let (more, unchecked) = if wanted.is_of_agents() {
+        (rest.saturating_add(more), 0)
+    } else {
+        (rest, more)
     };
     Ok(pb::FlowsAnswer {
         flows,

@@ -22,9 +22,10 @@ pub(super) async fn freeze(
     request: pb::FreezeRequest,
 ) -> Result<pb::FreezeResponse, Status> {
     let nodes = check(hub, &request)?;
-    let scopes = match request.all {
-        true => vec![Scope::All],
-        false => nodes.iter().cloned().map(Scope::Node).collect(),
+    let scopes = if request.all {
+        vec![Scope::All]
+    } else {
+        nodes.iter().cloned().map(Scope::Node).collect()
     };
     let by = operator(caller);
     let wish = Wish {
@@ -37,10 +38,7 @@ pub(super) async fn freeze(
     let changed = hub.overrides().order(&wish).await;
     changed.map_err(|why| refusal(&why))?;
     let what = if request.thaw { "thawed" } else { "froze" };
-    let whom = match request.all {
-        true => "all nodes".to_owned(),
-        false => nodes.join(", "),
-    };
+    let whom = if request.all { "all nodes".to_owned() } else { nodes.join(", ") };
     info!(by, nodes = whom, reason = request.reason, "{what} nodes");
     if let Some(caller) = caller {
         let text = format!("{what} {whom}: {:?}", request.reason);
@@ -61,11 +59,12 @@ fn frozen(hub: &Hub) -> usize {
 
 /// Returns the answer to an order that is not in force, or perhaps is.
 fn refusal(why: &Unchanged) -> Status {
-    match why.is_unsure() {
-        true => Status::unavailable(why.to_string()),
-        false => Status::failed_precondition(format!(
+    if why.is_unsure() {
+        Status::unavailable(why.to_string())
+    } else {
+        Status::failed_precondition(format!(
             "the order cannot be kept, so nothing changed: {why}"
-        )),
+        ))
     }
 }
 
@@ -126,10 +125,11 @@ fn in_zone(store: &Store, zone: &str) -> Result<Vec<String>, Status> {
     let nodes = store.nodes().into_iter();
     let its = nodes.filter(|(_, facts)| facts.known && facts.zone.as_deref() == Some(zone));
     let names: Vec<String> = its.map(|(name, _)| name.to_string()).collect();
-    match names.is_empty() {
-        true => Err(Status::not_found(format!(
+    if names.is_empty() {
+        Err(Status::not_found(format!(
             "no Node is in the zone {zone:?}"
-        ))),
-        false => Ok(names),
+        )))
+    } else {
+        Ok(names)
     }
 }

@@ -67,9 +67,12 @@ impl Issues {
             listed += 1;
         }
         let left_out = (group.len() - listed) as u64;
-        match self.listed.last_mut().filter(|_| listed > 0) {
-            Some(last) => last.alike = left_out,
-            None => self.omitted += left_out,
+        if listed > 0
+            && let Some(last) = self.listed.last_mut()
+        {
+            last.alike = left_out;
+        } else {
+            self.omitted += left_out;
         }
     }
 }

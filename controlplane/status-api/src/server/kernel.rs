@@ -87,7 +87,11 @@ impl Expected {
             None => pb::KernelAgreement::Agrees,
             Some(_) => pb::KernelAgreement::Differs,
         };
-        let finding = difference.filter(|_| !self.lags).map(|difference| self.finding(&difference));
+        let finding = if self.lags {
+            None
+        } else {
+            difference.map(|difference| self.finding(&difference))
+        };
         let answer = pb::KernelAnswer {
             agreement: agreement.into(),
             summary,
@@ -99,9 +103,10 @@ impl Expected {
 
     /// Returns the endpoints that the kernel has for this sender.
     fn listed<'s>(&self, state: &'s pb::KernelState) -> &'s [String] {
-        match self.inside && state.inside_apart {
-            true => &state.inside_endpoints,
-            false => &state.endpoints,
+        if self.inside && state.inside_apart {
+            &state.inside_endpoints
+        } else {
+            &state.endpoints
         }
     }
 

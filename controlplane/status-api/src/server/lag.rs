@@ -32,12 +32,15 @@ impl Lag {
 
     /// Names the order that freezes the node, if that is why the node is behind.
     pub(super) fn of_frozen(self, order: Option<&Override>) -> Self {
-        match order.filter(|_| self.state == LagState::Behind) {
-            Some(order) => Self {
+        if self.state == LagState::Behind
+            && let Some(order) = order
+        {
+            Self {
                 reason: format!("{order}; {}", self.reason),
                 ..self
-            },
-            None => self,
+            }
+        } else {
+            self
         }
     }
 }

@@ -100,9 +100,10 @@ fn judge(probed: &mut pb::ProbedNode, target: &Target<'_>, tried: &[pb::Attempt]
         }),
     });
     probed.failed = failed.collect();
-    probed.verdict = match probed.failed.is_empty() {
-        true => pb::ProbeVerdict::Works,
-        false => pb::ProbeVerdict::NodePort,
+    probed.verdict = if probed.failed.is_empty() {
+        pb::ProbeVerdict::Works
+    } else {
+        pb::ProbeVerdict::NodePort
     }
     .into();
 }

@@ -69,7 +69,7 @@ impl Node<'_> {
             Some(Elsewhere { agent, .. }) => agent.status.as_ref()?.report.as_ref(),
             None => self.record.as_deref()?.report.as_deref(),
         };
-        report.filter(|_| self.is_connected())
+        if self.is_connected() { report } else { None }
     }
 
     /// Returns whether the agent is connected and has virtual servers, which may be those of a Service.
@@ -179,7 +179,7 @@ impl<'a> Snapshot<'a> {
     /// Returns the problem with the name of a node that has an agent, if the node is unknown.
     pub(super) fn stranger(&self, facts: Option<&NodeFacts>) -> Option<&str> {
         let called = self.called.as_deref();
-        called.filter(|_| !facts.is_some_and(|facts| facts.known))
+        if facts.is_some_and(|facts| facts.known) { None } else { called }
     }
 
     /// Builds one answer: up to `most` of the nodes after the name `token`, as many as fit. The first one, whose
@@ -399,7 +399,9 @@ pub fn census(hub: &Hub) -> Census {
                 *count += 1;
             }
         }
-        if let Some(record) = record.filter(|_| state != pb::NodeState::Frozen) {
+        if state != pb::NodeState::Frozen
+            && let Some(record) = record
+        {
             lags.add(lag(hub.store(), record, wanted, now));
         }
     }

@@ -249,9 +249,10 @@ fn state(hub: &Hub) -> u64 {
 }
 
 fn replica(hub: &Hub, services: &[Followed], state: u64, unchanged: bool) -> pb::PeerReplica {
-    let agents = match unchanged {
-        true => Vec::new(),
-        false => hub.agents().records().into_keys().collect(),
+    let agents = if unchanged {
+        Vec::new()
+    } else {
+        hub.agents().records().into_keys().collect()
     };
     let published = services.iter().map(|followed| {
         let wanted = agents.iter().map(|node| hub.store().wanted_of_service(node, followed));

@@ -259,7 +259,7 @@ pub(super) async fn judge(
         (Direction::Egress, is_denied(&judged.egress), from),
         (Direction::Ingress, is_denied(&judged.ingress), to),
     ] {
-        if let Some(pod) = pod.filter(|_| is_denied) {
+        if is_denied && let Some(pod) = pod {
             let note = drops::note(hub, peers, pod, direction).await;
             judged.notes.extend(note);
         }

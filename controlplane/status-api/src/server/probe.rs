@@ -259,10 +259,10 @@ fn report(answers: Answers, plan: impl Fn(&NodeName) -> Vec<Try>) -> pb::ProbeRe
         let mut probed = match attempts::of(heard) {
             Ok(attempts) => judge(&tries, attempts, |neighbour, works| {
                 let (by, not_by) = seen.entry(neighbour.clone()).or_default();
-                match works {
-                    true if by.len() < FAILED => by.push(node.to_string()),
-                    true => {}
-                    false => *not_by += 1,
+                if !works {
+                    *not_by += 1;
+                } else if by.len() < FAILED {
+                    by.push(node.to_string());
                 }
             }),
             Err(reason) => pb::ProbedNode {
@@ -275,9 +275,10 @@ fn report(answers: Answers, plan: impl Fn(&NodeName) -> Vec<Try>) -> pb::ProbeRe
         if detailed > DETAILED {
             probed.failed.clear();
         }
-        match report.nodes.len() < NODES {
-            true => report.nodes.push(probed),
-            false => report.more += 1,
+        if report.nodes.len() < NODES {
+            report.nodes.push(probed);
+        } else {
+            report.more += 1;
         }
     }
     for node in &mut report.nodes {
@@ -353,9 +354,10 @@ mod tests {
     use super::*;
 
     fn attempt(connected: bool) -> pb::Attempt {
-        let outcome = match connected {
-            true => pb::AttemptOutcome::Connected,
-            false => pb::AttemptOutcome::Silent,
+        let outcome = if connected {
+            pb::AttemptOutcome::Connected
+        } else {
+            pb::AttemptOutcome::Silent
         };
         pb::Attempt {
             outcome: outcome.into(),

@@ -54,19 +54,21 @@ pub(super) async fn detail_for(
 
 /// Refuses a node that neither exists nor has had an agent.
 pub(super) fn known_node(hub: &Hub, node: &str) -> Result<(), Status> {
-    match hub.store().knows(node) || hub.agents().record(node).is_some() {
-        true => Ok(()),
-        false => Err(unknown_node(node)),
+    if hub.store().knows(node) || hub.agents().record(node).is_some() {
+        Ok(())
+    } else {
+        Err(unknown_node(node))
     }
 }
 
 /// Refuses names that are longer than names of objects are.
 pub(super) fn bounded_names(names: &[&str]) -> Result<(), Status> {
-    match names.iter().all(|name| name.len() <= MAX_NAME) {
-        true => Ok(()),
-        false => Err(Status::invalid_argument(
+    if names.iter().all(|name| name.len() <= MAX_NAME) {
+        Ok(())
+    } else {
+        Err(Status::invalid_argument(
             "the name is longer than names are",
-        )),
+        ))
     }
 }
 

@@ -45,9 +45,10 @@ impl ServiceOnNode {
     ) -> Self {
         let name = followed.service();
         let wanted = hub.store().wanted_of_service(node, followed);
-        let lag = match followed.is_known() {
-            false => lag_of_unknown(hub, name, record),
-            true => lag(hub, name, record, wanted.max(1)),
+        let lag = if followed.is_known() {
+            lag(hub, name, record, wanted.max(1))
+        } else {
+            lag_of_unknown(hub, name, record)
         };
         let lag = lag.map(|lag| lag.of_frozen(hub.overrides().frozen(node).as_ref()));
         let report = report_of(hub.store(), record);
@@ -113,7 +114,7 @@ impl ServiceOnNode {
 
 /// Returns the endpoints of a Service that a connected agent's proxy avoids, according to its report.
 fn avoided(name: &ServiceName, record: &AgentRecord) -> Vec<pb::AvoidedEndpoint> {
-    let report = record.report.as_ref().filter(|_| record.connected);
+    let report = if record.connected { record.report.as_ref() } else { None };
     let all = report.iter().flat_map(|report| &report.avoided);
     let of_service = |one: &&pb::AvoidedEndpoint| {
         let key = one.key.as_ref();
@@ -124,7 +125,7 @@ fn avoided(name: &ServiceName, record: &AgentRecord) -> Vec<pb::AvoidedEndpoint>
 
 /// Returns what stands in the way of packets on the node of a connected agent, according to its report.
 fn around(record: &AgentRecord) -> Vec<pb::Finding> {
-    let report = record.report.as_ref().filter(|_| record.connected);
+    let report = if record.connected { record.report.as_ref() } else { None };
     let all = report.iter().flat_map(|report| &report.findings);
     let matters = |finding: &&pb::Finding| finding.severity() != pb::Severity::Info;
     all.filter(matters).cloned().collect()

@@ -21,9 +21,10 @@ const HEARTBEAT: Duration = Duration::from_secs(5);
 
 /// Returns the cost of a page: that of the whole list with the first one, and that of a question with each other one.
 pub(super) fn list_cost(index: &IndexHandle, request: &pb::ListServicesRequest) -> u32 {
-    match request.page_token.is_empty() && request.name.is_empty() {
-        true => cost(index.summary().borrow().totals.services),
-        false => 1,
+    if request.page_token.is_empty() && request.name.is_empty() {
+        cost(index.summary().borrow().totals.services)
+    } else {
+        1
     }
 }
 
@@ -49,7 +50,7 @@ pub(super) async fn list(
         most: usize::try_from(request.page_size).unwrap_or(usize::MAX),
     };
     let page = hub.index().look(move |index| index.ports(&selection)).await?;
-    let last = page.ports.last().filter(|_| page.more);
+    let last = if page.more { page.ports.last() } else { None };
     let services = page.ports.iter().map(|view| views::service(hub.store(), view));
     Ok(pb::ListServicesResponse {
         services: services.collect(),

@@ -123,13 +123,16 @@ pub(super) fn node_state(
         },
         Some(record) => {
             let state = agent_state(hub.store(), record, wanted, stranger);
-            match hub.overrides().frozen(name).filter(|_| state.is_healthy()) {
-                Some(order) => State {
+            if state.is_healthy()
+                && let Some(order) = hub.overrides().frozen(name)
+            {
+                State {
                     state: pb::NodeState::Frozen,
                     since_ms: order.at_ms,
                     last_error: order.to_string(),
-                },
-                None => state,
+                }
+            } else {
+                state
             }
         }
     }

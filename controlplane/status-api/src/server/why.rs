@@ -61,7 +61,7 @@ pub(super) fn explain(
     );
     let bad = found.iter().filter(|finding| finding.severity != Severity::Info);
     // The answer is about another place than the one that the Service does not get.
-    let lost = refused_outside(detail).filter(|_| is_outside(request));
+    let lost = if is_outside(request) { refused_outside(detail) } else { None };
     let lost = lost.map(refused);
     let service_on_node = &on.service_on_node;
     let lag = service_on_node.lag.as_ref();
@@ -244,10 +244,7 @@ impl<'a> Packet<'a> {
 
 /// Returns the error for a destination that is not the Service's, with the owner if another one has it.
 fn no_place(detail: &ServiceDetail, to: SocketAddr, own: bool, node: &NodeFacts) -> Status {
-    let place = match own {
-        true => format!("node port {}/", to.port()),
-        false => format!("address {to}/"),
-    };
+    let place = if own { format!("node port {}/", to.port()) } else { format!("address {to}/") };
     Status::not_found(
         match refusal(detail, |issue| issue.reason.contains(&place)) {
             Some(issue) => format!("the Service does not have {to}: {}", issue.reason),
@@ -327,15 +324,18 @@ fn steps(packet: &Packet<'_>, fate: &Fate, is_reported: bool) -> Vec<String> {
     if fate.outcome != Outcome::NotAdmitted {
         steps.push(selection(packet, fate));
     }
-    if let Some(seconds) = port.affinity_timeout_s.filter(|_| fate.chosen.len() > 1) {
+    if let Some(seconds) = port.affinity_timeout_s
+        && fate.chosen.len() > 1
+    {
         steps.push(format!(
             "session affinity: a client that opened a connection within {seconds} s gets the endpoint that it had"
         ));
     }
     if fate.outcome == Outcome::Reaches {
-        let assumed = match is_reported {
-            true => "",
-            false => " (if the agent, which has not reported its settings, knows the Pods' ranges)",
+        let assumed = if is_reported {
+            ""
+        } else {
+            " (if the agent, which has not reported its settings, knows the Pods' ranges)"
         };
         steps.push(source(packet, fate.source) + assumed);
     }

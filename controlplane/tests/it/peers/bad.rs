@@ -46,7 +46,7 @@ impl PeerService for Liar {
         self.asked.fetch_add(1, Ordering::Relaxed);
         let messages = (self.says)(&request.into_inner()).into_iter();
         let messages: Vec<_> = messages.map(|kind| pb::Collected { kind: Some(kind) }).collect();
-        let last = messages.last().cloned().filter(|_| self.endless);
+        let last = if self.endless { messages.last().cloned() } else { None };
         let more = std::iter::from_fn(move || last.clone());
         let all = tokio_stream::iter(messages.into_iter().chain(more)).map(Ok);
         Ok(Response::new(Box::pin(all)))

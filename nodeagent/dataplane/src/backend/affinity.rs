@@ -65,9 +65,10 @@ impl AffinityClients {
         if self.clients.iter().any(same) {
             return;
         }
-        match self.clients.len() < MAX_CLIENTS {
-            true => self.clients.push(client),
-            false => self.more += 1,
+        if self.clients.len() < MAX_CLIENTS {
+            self.clients.push(client);
+        } else {
+            self.more += 1;
         }
     }
 }

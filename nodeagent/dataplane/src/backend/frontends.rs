@@ -45,9 +45,10 @@ impl FrontendOwners {
         held: impl Fn(&ServiceKey) -> &'c [FrontendAddr],
     ) -> Claims<'a> {
         let keys = change.services.iter().map(|(key, _)| key);
-        let released = match change.complete {
-            true => HashSet::new(),
-            false => keys.flat_map(held).copied().collect(),
+        let released = if change.complete {
+            HashSet::new()
+        } else {
+            keys.flat_map(held).copied().collect()
         };
         let mut claims = Claims {
             services: Cow::Borrowed(change.services),
@@ -59,7 +60,7 @@ impl FrontendOwners {
             for frontend in plan.iter().flat_map(|plan| &plan.frontends) {
                 let at = frontend.at;
                 let is_free = change.complete || claims.released.contains(&at);
-                let before = self.0.get(&at).filter(|_| !is_free);
+                let before = if is_free { None } else { self.0.get(&at) };
                 match taken.get(&at).copied().or(before) {
                     Some(owner) if owner != key => claims.lose(index, at, owner),
                     _ => drop(taken.insert(at, key)),

@@ -23,9 +23,10 @@ impl Kind {
         ports: &[AffinityPort],
         client: Option<IpAddr>,
     ) -> Result<AffinityClients, String> {
-        let mut all = match self.is_asked(proxy) {
-            true => self.remembered_by_kernel(ports, client)?,
-            false => AffinityClients::default(),
+        let mut all = if self.is_asked(proxy) {
+            self.remembered_by_kernel(ports, client)?
+        } else {
+            AffinityClients::default()
         };
         for (index, port) in ports.iter().enumerate() {
             let remembered = proxy.into_iter().flat_map(|proxy| proxy.remembered(&port.key));

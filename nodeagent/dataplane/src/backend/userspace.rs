@@ -57,9 +57,10 @@ pub(super) fn open(
     description: &Description,
     settings: &super::Settings,
 ) -> Result<Backend, OpenError> {
-    match description.programs_kernel {
-        true => captured::open(settings),
-        false => loopback::open(&settings.userspace),
+    if description.programs_kernel {
+        captured::open(settings)
+    } else {
+        loopback::open(&settings.userspace)
     }
 }
 

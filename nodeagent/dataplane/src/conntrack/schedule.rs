@@ -93,9 +93,10 @@ impl Schedule {
 
     /// Returns when [`Schedule::take`] returns a job; the time may be past.
     pub(super) fn due(&self, now: Instant) -> Option<Instant> {
-        let work = match self.fresh.is_empty() {
-            true => self.second.as_ref().map(|(at, _)| *at),
-            false => Some(now),
+        let work = if self.fresh.is_empty() {
+            self.second.as_ref().map(|(at, _)| *at)
+        } else {
+            Some(now)
         };
         work.map(|at| self.rest_until.map_or(at, |rest| rest.max(at)))
     }

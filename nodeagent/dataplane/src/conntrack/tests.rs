@@ -400,11 +400,7 @@ mod schedule {
             for at in looked {
                 let IpAddr::V4(ip) = at.ip else { continue };
                 let n = usize::from(ip.octets()[3]);
-                let slot = if first[n].is_none() {
-                    &mut first[n]
-                } else {
-                    &mut second[n]
-                };
+                let slot = if first[n].is_none() { &mut first[n] } else { &mut second[n] };
                 assert!(slot.replace(now).is_none(), "{n} looked at three times");
             }
         }

@@ -217,9 +217,10 @@ impl Tracker {
 
     /// Returns whether node ports are served on an address; on loopback only if the configuration says so (A21).
     fn serves_node_ports(&self, ip: IpAddr) -> bool {
-        match ip.is_loopback() {
-            true => self.nodeport_localhost,
-            false => self.nodeport_ips.iter().any(|cidr| cidr.contains(ip)),
+        if ip.is_loopback() {
+            self.nodeport_localhost
+        } else {
+            self.nodeport_ips.iter().any(|cidr| cidr.contains(ip))
         }
     }
 }

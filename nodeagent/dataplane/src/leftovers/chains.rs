@@ -88,7 +88,7 @@ fn add_rule(listing: &mut TableReader<RuleHandle>, rule: Message<'_>) {
     let handle = handle.and_then(|handle| <[u8; 8]>::try_from(handle.payload).ok());
     let steps = attributes.get(NFTA_RULE_EXPRESSIONS).into_iter();
     for (verb, to) in steps.flat_map(Attribute::children).filter_map(leads_to) {
-        let jump = handle.filter(|_| verb == NFT_JUMP);
+        let jump = if verb == NFT_JUMP { handle } else { None };
         listing.rule(from, to, jump.map(|handle| (from.to_owned(), handle)));
     }
 }

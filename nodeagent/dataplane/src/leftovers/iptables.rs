@@ -38,9 +38,10 @@ pub(super) fn find(family: Family, keeps: Keeps) -> Result<Vec<Rules>, Problem> 
     }
     let Some(tool) = Tool::find(Flavour::Legacy, family) else {
         let name = Flavour::Legacy.name(family);
-        return match Flavour::Legacy.may_have_table(family, NAT) {
-            true => Err(Problem::Unseen { name }),
-            false => Ok(Vec::new()),
+        return if Flavour::Legacy.may_have_table(family, NAT) {
+            Err(Problem::Unseen { name })
+        } else {
+            Ok(Vec::new())
         };
     };
     let tables = look(&tool, keeps).map_err(|source| Problem::Save {

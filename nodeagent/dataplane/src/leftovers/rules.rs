@@ -253,7 +253,9 @@ impl<Jump> TableReader<Jump> {
         let target = to.to_owned();
         if self.is_left(from) {
             self.inner.entry(from.to_owned()).or_default().insert(target);
-        } else if let Some(jump) = jump.filter(|_| BUILT_IN.contains(&from)) {
+        } else if let Some(jump) = jump
+            && BUILT_IN.contains(&from)
+        {
             self.jumps.push((target, jump));
         } else {
             self.needed.insert(target);

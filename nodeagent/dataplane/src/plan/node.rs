@@ -48,10 +48,7 @@ impl NodeSettings {
             return None;
         }
         let ranges = of_family(family, &self.nodeport_addresses);
-        Some(match ranges.is_empty() {
-            true => vec![Cidr::everything(family)],
-            false => ranges,
-        })
+        Some(if ranges.is_empty() { vec![Cidr::everything(family)] } else { ranges })
     }
 
     /// Returns whether the node's own address of any family is, or was, known.
@@ -85,9 +82,10 @@ impl NodePorts {
             Some(_) => {
                 let own = Self::own(family, node, settings).ranges(family);
                 let ranges = [own, of_family(family, &settings.nodeport_addresses)].concat();
-                match ranges.is_empty() {
-                    true => Self::Nowhere,
-                    false => Self::Configured(disjoint(&ranges)),
+                if ranges.is_empty() {
+                    Self::Nowhere
+                } else {
+                    Self::Configured(disjoint(&ranges))
                 }
             }
         }

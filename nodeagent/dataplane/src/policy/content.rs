@@ -361,7 +361,7 @@ impl Content {
         let isolates = pods.any(|pod| !pod.policies.is_empty() || pod.tier.is_some());
         let ranges = ranges.iter().copied();
         let link_local = Cidr::new([0xfe80, 0, 0, 0, 0, 0, 0, 0].into(), 10);
-        let ranges = ranges.chain(link_local.filter(|_| isolates));
+        let ranges = ranges.chain(if isolates { link_local } else { None });
         let ranges: Vec<Cidr> = ranges.filter(|r| r.family() == self.family).collect();
         let new = disjoint(&ranges);
         let old = std::mem::replace(&mut self.ranges, new.clone());

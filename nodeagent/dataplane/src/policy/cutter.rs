@@ -111,9 +111,10 @@ struct Waiting {
 
 impl Waiting {
     fn due(&self, now: Instant) -> Option<Instant> {
-        match self.fresh.is_empty() {
-            false => Some(now),
-            true => self.second.front().map(|(at, _)| *at),
+        if self.fresh.is_empty() {
+            self.second.front().map(|(at, _)| *at)
+        } else {
+            Some(now)
         }
     }
 

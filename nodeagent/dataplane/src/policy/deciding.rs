@@ -18,9 +18,10 @@ use crate::backend::nftables::{ACCEPT, DENY, Key, PASS, PolicySet};
 
 impl Content {
     pub(super) fn set_cluster_policy(&mut self, name: &Arc<str>, there: bool) {
-        match there {
-            true => self.tiers.policies.insert(Arc::clone(name)),
-            false => self.tiers.policies.remove(name),
+        if there {
+            self.tiers.policies.insert(Arc::clone(name))
+        } else {
+            self.tiers.policies.remove(name)
         };
     }
 
@@ -110,9 +111,10 @@ impl Content {
     pub(super) fn set_subject(&mut self, name: &PodName, subject: Option<PeerId>, there: bool) {
         let Some(subject) = subject else { return };
         let pods = self.tiers.pods_of.entry(subject).or_default();
-        match there {
-            true => pods.insert(name.clone()),
-            false => pods.remove(name),
+        if there {
+            pods.insert(name.clone())
+        } else {
+            pods.remove(name)
         };
         if pods.is_empty() {
             self.tiers.pods_of.remove(&subject);
@@ -177,10 +179,7 @@ impl Content {
             }
         }
         if let Some(weight) = self.weights.get_mut(name) {
-            match there {
-                true => *weight += count,
-                false => *weight -= count,
-            }
+            if there { *weight += count } else { *weight -= count }
         }
     }
 

@@ -57,10 +57,8 @@ impl Elsewhere {
         for address in touched {
             let is_peer = objects.peers.contains_key(&address);
             let there = void && is_peer && is_in_range(address) && !is_here(address);
-            let changed = match there {
-                true => self.known.insert(address),
-                false => self.known.remove(&address),
-            };
+            let changed =
+                if there { self.known.insert(address) } else { self.known.remove(&address) };
             if changed {
                 changes.push((address, there));
             }

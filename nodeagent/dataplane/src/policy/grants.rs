@@ -13,9 +13,10 @@ use super::suspects::Suspects;
 impl Content {
     /// Sets a policy aside, or takes that back, before the policy is taken over.
     pub(super) fn set_aside(&mut self, name: &PolicyName, aside: bool) {
-        let has_changed = match aside {
-            true => self.grants.aside.insert(name.clone()),
-            false => self.grants.aside.remove(name),
+        let has_changed = if aside {
+            self.grants.aside.insert(name.clone())
+        } else {
+            self.grants.aside.remove(name)
         };
         if has_changed {
             self.failures = None;
@@ -25,15 +26,16 @@ impl Content {
     /// Counts the ranges that a policy's rules need.
     pub(super) fn count_ranges(&mut self, name: &PolicyName) {
         let policy = self.objects.policies.get(name);
-        match policy.filter(|_| !self.grants.aside.contains(name)) {
-            Some(policy) => {
-                let counts = rules(policy).map(|(_, rule)| {
-                    let stretches = Stretches::of(rule, self.family);
-                    stretches.prefixes().count() as u64
-                });
-                self.grants.ranges.insert(name.clone(), counts.collect());
-            }
-            None => drop(self.grants.ranges.remove(name)),
+        if let Some(policy) = policy
+            && !self.grants.aside.contains(name)
+        {
+            let counts = rules(policy).map(|(_, rule)| {
+                let stretches = Stretches::of(rule, self.family);
+                stretches.prefixes().count() as u64
+            });
+            self.grants.ranges.insert(name.clone(), counts.collect());
+        } else {
+            self.grants.ranges.remove(name);
         }
         self.grants.repriced.insert(name.clone());
     }
@@ -81,9 +83,10 @@ impl Content {
     ) {
         let mut small = Vec::new();
         for policy in self.objects.policies_with(group) {
-            match self.is_small(&policy, gone.len() + come.len()) {
-                true => small.push(policy),
-                false => self.retract(&policy),
+            if self.is_small(&policy, gone.len() + come.len()) {
+                small.push(policy);
+            } else {
+                self.retract(&policy);
             }
         }
         change(self);
@@ -203,13 +206,19 @@ impl Content {
     fn grant(&mut self, name: &PolicyName, pods: &[PodName], there: bool) {
         let (family, blocks) = (self.family, &mut self.blocks);
         let policy = self.objects.policies.get(name);
-        let Some(policy) = policy.filter(|_| !pods.is_empty()) else {
+        if pods.is_empty() {
+            return;
+        }
+        let Some(policy) = policy else {
             return;
         };
         let users = pods.len() as u64;
-        let mut number = |prefix: Cidr| match there {
-            true => Some(blocks.acquire(prefix, users, || self.numbers.fresh())),
-            false => blocks.release(prefix, users),
+        let mut number = |prefix: Cidr| {
+            if there {
+                Some(blocks.acquire(prefix, users, || self.numbers.fresh()))
+            } else {
+                blocks.release(prefix, users)
+            }
         };
         let ranges: Vec<Vec<u32>> = rules(policy)
             .map(|(_, rule)| {

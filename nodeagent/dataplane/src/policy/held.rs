@@ -150,10 +150,7 @@ impl Held {
 
     /// Adds an element, or takes that back.
     pub(super) fn count(&mut self, place: ElementId, value: Value, there: bool) {
-        match there {
-            true => self.add(place, value),
-            false => self.remove(place),
-        }
+        if there { self.add(place, value) } else { self.remove(place) }
     }
 
     /// Sets a number, or removes it.

@@ -37,9 +37,12 @@ impl Content {
     fn passes(&self, direction: Direction, pod: IpAddr, other: IpAddr, packet: &Packet) -> bool {
         let has = |set| self.held.has(set, Key::Ip(pod));
         let decides = has(PolicySet::Tiered(direction));
-        let action = |tier| match decides {
-            true => self.action((direction, tier), (pod, other), packet),
-            false => TierAction::Pass,
+        let action = |tier| {
+            if decides {
+                self.action((direction, tier), (pod, other), packet)
+            } else {
+                TierAction::Pass
+            }
         };
         match action(Tier::Admin) {
             TierAction::Accept => true,

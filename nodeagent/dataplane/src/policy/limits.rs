@@ -28,9 +28,10 @@ impl Content {
                 self.forget_pair(&pod, policy);
             }
             self.tier(&pod, false);
-            match cut_off.contains(&pod) {
-                true => self.cut_off.insert(pod.clone()),
-                false => self.cut_off.remove(&pod),
+            if cut_off.contains(&pod) {
+                self.cut_off.insert(pod.clone())
+            } else {
+                self.cut_off.remove(&pod)
             };
             for policy in &policies {
                 self.isolate(&pod, policy, true);

@@ -74,9 +74,9 @@ impl Ported {
     ) -> impl Iterator<Item = (PeerId, u16)> + use<'a> {
         let bearers = self.names.get(name);
         let is_all = member.is_none_or(|member| member == PeerId::ALL_PODS);
-        let all = bearers.filter(|_| is_all);
+        let all = if is_all { bearers } else { None };
         let all = all.into_iter().flat_map(|bearers| &bearers.classes);
-        let some = bearers.zip(member).filter(|_| !is_all);
+        let some = if is_all { None } else { bearers.zip(member) };
         let some = some.into_iter().flat_map(|(bearers, member)| {
             let of_namespace = bearers.of_namespace.get(&member).into_iter().flatten();
             let there = of_namespace.filter_map(|class| bearers.classes.get_key_value(class));

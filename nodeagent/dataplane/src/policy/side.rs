@@ -126,10 +126,7 @@ impl PolicySide {
                 cost
             }
         };
-        self.table = match is_needed {
-            true => table,
-            false => TableState::Absent,
-        };
+        self.table = if is_needed { table } else { TableState::Absent };
         applied.add(cost);
         applied.rest = self.rest.len();
         self.lost.extend(lost);
@@ -254,12 +251,13 @@ fn transactions(phase: Vec<Ops>) -> Vec<Vec<Ops>> {
     let mut size = 0;
     for ops in phase {
         size += ops.len();
-        match transactions.last_mut().filter(|_| size <= PART) {
-            Some(last) => last.push(ops),
-            None => {
-                size = ops.len();
-                transactions.push(vec![ops]);
-            }
+        if size <= PART
+            && let Some(last) = transactions.last_mut()
+        {
+            last.push(ops);
+        } else {
+            size = ops.len();
+            transactions.push(vec![ops]);
         }
     }
     transactions

@@ -317,9 +317,10 @@ proptest! {
                 };
             }
             content.held.record();
-            match complete {
-                true => apply(&mut content, &whole(&world), true),
-                false => apply(&mut content, &steps, false),
+            if complete {
+                apply(&mut content, &whole(&world), true);
+            } else {
+                apply(&mut content, &steps, false);
             }
             let changes = content.held.changes();
             let stays = |ip| content.held.has(PolicySet::LocalPods, Key::Ip(ip));

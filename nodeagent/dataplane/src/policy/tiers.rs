@@ -51,9 +51,10 @@ impl Tiers {
     pub(super) fn count(&mut self, row: u32, there: bool) {
         self.touched.insert(row);
         let users = self.users.entry(row).or_default();
-        match there {
-            true => *users += 1,
-            false => *users = users.saturating_sub(1),
+        if there {
+            *users += 1;
+        } else {
+            *users = users.saturating_sub(1);
         }
         if *users == 0 {
             self.users.remove(&row);

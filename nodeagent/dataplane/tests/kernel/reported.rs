@@ -58,9 +58,10 @@ fn the_kernel_itself_keeps_back_what_is_not_translated() {
             });
             assert!(whole);
             let ends: Vec<_> = seen.iter().map(|of| of.ending).collect();
-            match ends == [None, None, Some(Ending::Failed)] {
-                true => Ok(()),
-                false => Err(format!("{ends:?}")),
+            if ends == [None, None, Some(Ending::Failed)] {
+                Ok(())
+            } else {
+                Err(format!("{ends:?}"))
             }
         })
         .unwrap();

@@ -280,9 +280,10 @@ fn a_read_within_one_generation_is_not_torn() {
             while Instant::now() < until {
                 let before = socket.generation().ok();
                 let read = read_elements(&mut socket, Family::V4);
-                match socket.generation().ok() == before {
-                    true => quiet.push(read.map(|found| found.len())),
-                    false => disturbed += 1,
+                if socket.generation().ok() == before {
+                    quiet.push(read.map(|found| found.len()));
+                } else {
+                    disturbed += 1;
                 }
             }
             done.store(true, Ordering::Relaxed);

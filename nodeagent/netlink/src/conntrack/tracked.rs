@@ -155,10 +155,7 @@ fn stage(protocol: Protocol, state: Option<u8>, is_replied: bool) -> Stage {
         (Protocol::Sctp, Some(SCTP_SHUTDOWN_SENT..=SCTP_SHUTDOWN_ACK_SENT)) => Stage::Closing,
         _ => Stage::Established,
     };
-    match is_replied {
-        true => by_state,
-        false => Stage::Unreplied,
-    }
+    if is_replied { by_state } else { Stage::Unreplied }
 }
 
 /// Returns the protocol, the sender and the receiver of one direction.
@@ -279,7 +276,7 @@ fn request(family: Family, selected: Option<Selected>) -> Request {
             Some(Selected::RepliesFrom(at)) => (REPLIER, at),
         };
         // Kernels compare IPv6 addresses the wrong way round: see `Selection::request`.
-        let ip = Some(ip).filter(|_| family == Family::V4);
+        let ip = (family == Family::V4).then_some(ip);
         if ip.is_none() && port.is_none() {
             return;
         }
@@ -322,9 +319,10 @@ impl NfSocket {
                 each(tracked);
             }
             // A clock is cheap, and is still not read for each entry.
-            match read.is_multiple_of(1024) && Instant::now() >= until {
-                true => ControlFlow::Break(()),
-                false => ControlFlow::Continue(()),
+            if read.is_multiple_of(1024) && Instant::now() >= until {
+                ControlFlow::Break(())
+            } else {
+                ControlFlow::Continue(())
             }
         })?;
         Ok(whole.then_some(read))

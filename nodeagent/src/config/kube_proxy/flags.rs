@@ -108,11 +108,7 @@ impl KubeProxyFlags {
                 let host = default.rsplit_once(':').map_or("", |(host, _)| host);
                 host.clone_into(address);
             }
-            *address = if port == 0 {
-                String::new()
-            } else {
-                with_port(address, port)
-            };
+            *address = if port == 0 { String::new() } else { with_port(address, port) };
         }
         problems
     }

@@ -185,9 +185,10 @@ fn families(
                 format!("{field} has no range of {other}: in a cluster that has {other}, {lost}");
             // A cluster with only one family works. The first Service of the other family causes a
             // warning.
-            notes.push(match names_family(settings, other) {
-                true => Note::warning(text),
-                false => Note::info(text),
+            notes.push(if names_family(settings, other) {
+                Note::warning(text)
+            } else {
+                Note::info(text)
             });
         }
     }

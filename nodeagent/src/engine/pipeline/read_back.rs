@@ -112,9 +112,12 @@ impl Pipeline {
 /// Returns the time to the next check of everything. It is spread, so that nodes that started together do not
 /// check together for ever.
 fn next_look(side: &dyn Side, failed: bool) -> Duration {
-    let spread = || match failed {
-        true => VERIFY_INTERVAL,
-        false => chance::between(VERIFY_LATEST * 4 / 5, VERIFY_LATEST),
+    let spread = || {
+        if failed {
+            VERIFY_INTERVAL
+        } else {
+            chance::between(VERIFY_LATEST * 4 / 5, VERIFY_LATEST)
+        }
     };
     side.probe_interval().unwrap_or_else(spread)
 }

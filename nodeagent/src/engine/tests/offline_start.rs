@@ -83,10 +83,7 @@ fn a_control_plane_that_answers_in_time_wins() {
         let folder = TempDir::new().unwrap();
         let mut rig = Rig::remembering(&folder, services(3));
         rig.plane.put(&services(4)[3]);
-        let update = match snapshot {
-            true => rig.plane.snapshot_update(),
-            false => rig.plane.delta_update(),
-        };
+        let update = if snapshot { rig.plane.snapshot_update() } else { rig.plane.delta_update() };
         rig.update(update);
         let calls = rig.script.calls();
         assert_eq!(calls[0], "apply IPv4 complete s0,s1,s2,s3", "in one step");

@@ -129,11 +129,7 @@ async fn a_kernel_that_is_slow_is_read_back_while_changes_wait() {
     let mut waiting = FuturesOrdered::new();
     let mut seen = Vec::new();
     for number in 0..UPDATES {
-        let endpoints: &[&str] = if number % 2 == 0 {
-            &["10.244.0.1:80"]
-        } else {
-            &[]
-        };
+        let endpoints: &[&str] = if number % 2 == 0 { &["10.244.0.1:80"] } else { &[] };
         plane.put(&svc("a", endpoints));
         waiting.push_back(engine.submit(plane.delta_update()));
         // There is always a change that waits.

@@ -296,11 +296,7 @@ async fn an_older_state_of_a_replica_that_is_cut_off_is_never_taken() {
     first.applied(1).await;
     drop(first);
     let age = |replica| {
-        if replica == at(2) {
-            20 * SECOND
-        } else {
-            Duration::ZERO
-        }
+        if replica == at(2) { 20 * SECOND } else { Duration::ZERO }
     };
     assert_eq!(until_taken(&mut rig, age, 600 * SECOND).await, None);
     assert_eq!(rig.report().counts.services, 2);

@@ -55,10 +55,7 @@ pub(crate) fn exchange(stream: &mut TcpStream) -> std::io::Result<()> {
     stream.write_all(b"ping")?;
     let mut answer = [0; 4];
     stream.read_exact(&mut answer)?;
-    match &answer == b"ping" {
-        true => Ok(()),
-        false => Err(ErrorKind::InvalidData.into()),
-    }
+    if &answer == b"ping" { Ok(()) } else { Err(ErrorKind::InvalidData.into()) }
 }
 
 /// Clients that never stop.

@@ -50,10 +50,8 @@ impl Ledger {
         }
         let wanted = states.first().map(|state| (**state).clone()).unwrap_or_default();
         let differing = difference(&wanted, after);
-        let invariant = match self.is_of_another_node(node, family, &differing, after) {
-            true => I3,
-            false => I1,
-        };
+        let invariant =
+            if self.is_of_another_node(node, family, &differing, after) { I3 } else { I1 };
         let text = format!(
             "the kernel of n{node} holds a state of {family} that no replica published: it has {}, and the newest state that reached the agent \
              has {}; {}",
@@ -167,7 +165,7 @@ impl Ledger {
             *floor = (*floor).max(versions.changed);
         }
         notes.floors.insert(at, notes.floor.clone());
-        if let Some(text) = back.filter(|_| !long) {
+        if !long && let Some(text) = back {
             self.break_invariant(I1, text);
         }
     }
@@ -230,9 +228,12 @@ impl Ledger {
             // The kernel may be ahead of the report. What it refused of that, and what it has more, is reported later.
             let later: BTreeSet<Key> = failed.union(failing).copied().collect();
             let holding = held || self.agents[usize::from(node)].holding[family as usize];
-            let explained = |(at, one): (&Position, &Published)| match at.1 == applied {
-                true => may_report(&ours(one), side, &failed, held),
-                false => may_report(&ours(one), side, &later, holding),
+            let explained = |(at, one): (&Position, &Published)| {
+                if at.1 == applied {
+                    may_report(&ours(one), side, &failed, held)
+                } else {
+                    may_report(&ours(one), side, &later, holding)
+                }
             };
             if !states.any(explained) {
                 let wanted = self.published.get(&(epoch, applied)).map(ours).unwrap_or_default();

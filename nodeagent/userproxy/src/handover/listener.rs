@@ -188,9 +188,10 @@ fn unix_socket(flags: SocketFlags) -> Result<OwnedFd, Errno> {
 fn check_user(socket: &OwnedFd) -> Result<(), HandoverError> {
     let peer = sockopt::socket_peercred(socket)?;
     let uid = peer.uid.as_raw();
-    match uid == geteuid().as_raw() {
-        true => Ok(()),
-        false => Err(HandoverError::Stranger { uid }),
+    if uid == geteuid().as_raw() {
+        Ok(())
+    } else {
+        Err(HandoverError::Stranger { uid })
     }
 }
 
@@ -206,9 +207,10 @@ fn give(channel: &mut Channel, bundle: &Bundle) -> Result<(), HandoverError> {
         channel.send(message, fds)
     };
     for listening in &bundle.listeners {
-        let fds: Vec<BorrowedFd<'_>> = match listening.datagrams.is_empty() {
-            true => vec![listening.socket.as_fd()],
-            false => listening.datagrams.iter().map(AsFd::as_fd).collect(),
+        let fds: Vec<BorrowedFd<'_>> = if listening.datagrams.is_empty() {
+            vec![listening.socket.as_fd()]
+        } else {
+            listening.datagrams.iter().map(AsFd::as_fd).collect()
         };
         let message = Message::Listener {
             id: listening.id,

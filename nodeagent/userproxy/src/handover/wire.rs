@@ -178,13 +178,7 @@ pub(super) fn decode(bytes: &[u8]) -> Option<Message> {
             number: u32::from_be_bytes(*r.take(4)?.first_chunk()?),
             key: r.key()?,
             endpoint: r.endpoint()?,
-            client: (
-                r.socket()?,
-                match r.flag()? {
-                    true => Some(r.ip()?),
-                    false => None,
-                },
-            ),
+            client: (r.socket()?, if r.flag()? { Some(r.ip()?) } else { None }),
         },
         6 => Message::End(r.u64()?),
         7 => Message::Taken(r.u64()?),

@@ -139,10 +139,11 @@ impl Proxy {
         let settled: Vec<Heir> = heirs.extract_if(.., of_family).collect();
         drop(heirs);
         for heir in settled {
-            match heir.is_claimed {
-                true => self.begin(heir),
+            if heir.is_claimed {
+                self.begin(heir);
+            } else {
                 // Flows end, and clients that wait get a reset or an end.
-                false => self.close(heir.listening.id),
+                self.close(heir.listening.id);
             }
         }
     }

@@ -87,9 +87,10 @@ impl Listener {
         client: SocketAddr,
         socket: &OwnedFd,
     ) -> Option<impl FnOnce(OwnedFd) -> Accepted + use<>> {
-        let local = match self.0.at.ip().is_unspecified() {
-            true => SocketAddr::try_from(getsockname(socket).ok()?).ok()?,
-            false => self.0.at,
+        let local = if self.0.at.ip().is_unspecified() {
+            SocketAddr::try_from(getsockname(socket).ok()?).ok()?
+        } else {
+            self.0.at
         };
         let table = &core.shared.table;
         let route = match self.0.role {

@@ -66,10 +66,7 @@ enum Obstacle {
 
 impl From<Errno> for Obstacle {
     fn from(errno: Errno) -> Self {
-        match socket::is_own(errno) {
-            true => Self::Own(errno),
-            false => Self::Endpoint,
-        }
+        if socket::is_own(errno) { Self::Own(errno) } else { Self::Endpoint }
     }
 }
 
@@ -162,10 +159,12 @@ impl Connecting {
             }
             choice = self.another(core);
         }
-        match self.attempts.is_empty() {
-            true if core.full => self.give_up(core, Failure::Limit),
-            true => self.give_up(core, Failure::Refused),
-            false => Next::Keep,
+        if !self.attempts.is_empty() {
+            Next::Keep
+        } else if core.full {
+            self.give_up(core, Failure::Limit)
+        } else {
+            self.give_up(core, Failure::Refused)
         }
     }
 
@@ -216,10 +215,7 @@ impl Connecting {
         if side == 0 {
             // What the client sends meanwhile is read later.
             self.seen |= flags;
-            return match is_broken {
-                true => self.end(core),
-                false => Next::Keep,
-            };
+            return if is_broken { self.end(core) } else { Next::Keep };
         }
         let Some(index) = self.attempts.iter().position(|attempt| attempt.side == side) else {
             return Next::Keep;

@@ -321,10 +321,7 @@ impl Pair {
         Some(ProxyConnection {
             client: SocketAddr::try_from(client).ok()?,
             endpoint: self.endpoint,
-            stage: match self.half_open() {
-                true => ProxyStage::Closing,
-                false => ProxyStage::Open,
-            },
+            stage: if self.half_open() { ProxyStage::Closing } else { ProxyStage::Open },
             age: self.began.map(|began| core.now.duration_since(began)),
             bytes: Some([self.ways[0].moved, self.ways[1].moved]),
         })
@@ -336,9 +333,10 @@ impl Pair {
 
     /// Ends a connection that has moved nothing for too long.
     pub(super) fn timer(&mut self, core: &mut Core, token: Token) -> Next<Owner> {
-        let most = match self.half_open() {
-            true => HALF_OPEN.min(core.shared.tcp_idle),
-            false => core.shared.tcp_idle,
+        let most = if self.half_open() {
+            HALF_OPEN.min(core.shared.tcp_idle)
+        } else {
+            core.shared.tcp_idle
         };
         let until = self.touched + most;
         if until > core.now {

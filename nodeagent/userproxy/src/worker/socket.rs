@@ -19,10 +19,7 @@ pub(super) fn outgoing(
     mark: Option<u32>,
     source: Option<IpAddr>,
 ) -> Result<OwnedFd, Errno> {
-    let family = match endpoint.ip.is_ipv4() {
-        true => AddressFamily::INET,
-        false => AddressFamily::INET6,
-    };
+    let family = if endpoint.ip.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let socket = socket_with(family, kind, flags, None)?;
     if let Some(mark) = mark {

@@ -104,10 +104,8 @@ impl Flows {
     ) {
         if let Some(place) = self.by_client.get(&key).copied() {
             let flow = &mut self.flows[place];
-            let outcome = match flow.is_stale() {
-                true => Outcome::End,
-                false => flow.send(core, datagram.bytes),
-            };
+            let outcome =
+                if flow.is_stale() { Outcome::End } else { flow.send(core, datagram.bytes) };
             match outcome {
                 Outcome::Keep => return,
                 // The datagram starts another flow.
@@ -162,12 +160,11 @@ impl Flows {
         port.owners.seat(Kind::Flows, free()).or_else(|| {
             let (flows, service) = (&self.flows, &port.key.service);
             let is_open = |token: &Token| is_at(flows, *token);
-            let some = match port.owners.service_has_share(Kind::Flows, free()) {
-                true => self.of_service.some_of(service, SAMPLE, is_open),
-                false => {
-                    let namespace = &service.namespace;
-                    self.of_namespace.some_of(namespace, SAMPLE, is_open)
-                }
+            let some = if port.owners.service_has_share(Kind::Flows, free()) {
+                self.of_service.some_of(service, SAMPLE, is_open)
+            } else {
+                let namespace = &service.namespace;
+                self.of_namespace.some_of(namespace, SAMPLE, is_open)
             };
             self.evict(core, some).then(|| port.owners.seat(Kind::Flows, free()))?
         })

@@ -58,11 +58,7 @@ impl Key {
                 ("modifiers", modifiers.into()),
             ]
         };
-        let mut down = event(if text.is_some() {
-            "keyDown"
-        } else {
-            "rawKeyDown"
-        });
+        let mut down = event(if text.is_some() { "keyDown" } else { "rawKeyDown" });
         down.extend(text.map(|text| ("text", text.into())));
         [down, event("keyUp")]
     }

@@ -88,9 +88,12 @@ impl Kind {
     pub(super) fn collection(&self, namespace: Option<&str>) -> String {
         let (plural, version) = (self.plural, self.api_version);
         let root = if version.contains('/') { "apis" } else { "api" };
-        match namespace.filter(|_| self.namespaced) {
-            Some(namespace) => format!("/{root}/{version}/namespaces/{namespace}/{plural}"),
-            None => format!("/{root}/{version}/{plural}"),
+        if self.namespaced
+            && let Some(namespace) = namespace
+        {
+            format!("/{root}/{version}/namespaces/{namespace}/{plural}")
+        } else {
+            format!("/{root}/{version}/{plural}")
         }
     }
 
@@ -104,11 +107,7 @@ impl Kind {
             namespace.is_some() == self.namespaced && !name.is_empty(),
             "{key:?} is not the name of a {}: {}",
             self.name,
-            if self.namespaced {
-                "namespace/name"
-            } else {
-                "no namespace"
-            }
+            if self.namespaced { "namespace/name" } else { "no namespace" }
         );
         Ok(format!("{}/{name}", self.collection(namespace)))
     }

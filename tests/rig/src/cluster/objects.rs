@@ -55,9 +55,8 @@ pub fn slice(
 ) -> Value {
     let endpoints: Vec<Value> = endpoints.into_iter().collect();
     let first = endpoints.first().and_then(|e| e["addresses"][0].as_str());
-    let family = first.map_or(Family::V4, |ip| match ip.contains(':') {
-        true => Family::V6,
-        false => Family::V4,
+    let family = first.map_or(Family::V4, |ip| {
+        if ip.contains(':') { Family::V6 } else { Family::V4 }
     });
     json!({
         "apiVersion": "discovery.k8s.io/v1",

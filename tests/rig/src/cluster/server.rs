@@ -180,11 +180,7 @@ pub(super) fn apiserver(
 
 /// Returns the command of the controllers: those of [`CONTROLLERS`], or all that need no cloud.
 pub(super) fn controller_manager(programs: &Programs, files: &Files, all: bool) -> Result<Command> {
-    let names = if all {
-        WITH_KUBELETS.join(",")
-    } else {
-        CONTROLLERS.join(",")
-    };
+    let names = if all { WITH_KUBELETS.join(",") } else { CONTROLLERS.join(",") };
     let mut command = files.command(programs, "kube-controller-manager")?;
     command
         .arg(flag("--kubeconfig", &files.kubeconfig()))

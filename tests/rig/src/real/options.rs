@@ -57,11 +57,7 @@ impl Default for Options {
 impl Options {
     /// Returns the families of Pods and Services.
     pub(super) fn families(&self) -> &'static [Family] {
-        if self.dual_stack {
-            &Family::ALL
-        } else {
-            &[Family::V4]
-        }
+        if self.dual_stack { &Family::ALL } else { &[Family::V4] }
     }
 
     pub(super) fn service_ranges(&self) -> String {

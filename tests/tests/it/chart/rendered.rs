@@ -89,9 +89,10 @@ pub(in crate::chart) fn containers_have_no_more_rights_than_they_need() -> Resul
         );
         let of_agent = &agent["containers"][0];
         let image = of_agent["image"].as_str().unwrap_or_default();
-        let added = match image.ends_with("-iptables") {
-            true => json!(["NET_ADMIN", "NET_RAW"]),
-            false => json!(["NET_ADMIN"]),
+        let added = if image.ends_with("-iptables") {
+            json!(["NET_ADMIN", "NET_RAW"])
+        } else {
+            json!(["NET_ADMIN"])
         };
         let of_agent = &of_agent["securityContext"];
         let capabilities = json!({ "drop": ["ALL"], "add": added });

@@ -83,9 +83,10 @@ fn leaves(schema: &Value, path: &str, into: &mut BTreeSet<String>) {
     let properties = schema["properties"].as_object();
     for (name, value) in properties.into_iter().flatten() {
         let path = format!("{path}.{name}");
-        match value["properties"].is_object() {
-            true => leaves(value, &path, into),
-            false => drop(into.insert(path)),
+        if value["properties"].is_object() {
+            leaves(value, &path, into);
+        } else {
+            into.insert(path);
         }
     }
 }
@@ -96,10 +97,7 @@ impl Setting {
     }
 
     fn program<'a>(&self, product: &'a Product) -> &'a Path {
-        match self.is_agents() {
-            true => &product.node_agent,
-            false => &product.control_plane,
-        }
+        if self.is_agents() { &product.node_agent } else { &product.control_plane }
     }
 
     /// Returns the value's schema.
@@ -113,10 +111,7 @@ impl Setting {
         let mut program = Command::new(self.program(product));
         program.arg(format!("--{}={value}", self.flag));
         // The agent reads the flags of kube-proxy after all others.
-        program.arg(match self.is_agents() {
-            true => "--check-config",
-            false => "--help",
-        });
+        program.arg(if self.is_agents() { "--check-config" } else { "--help" });
         let output = program.output().context("start the program")?;
         let refused = !matches!(output.status.code(), Some(0 | 2)) || {
             // clap also ends with 2.

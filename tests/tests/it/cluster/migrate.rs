@@ -358,10 +358,7 @@ fn kpctl_with(world: &World, args: &[&str]) -> Result<(Option<i32>, String)> {
     let control = world.topology.host("control")?.ns();
     let output = control.run(|| Ok(kpctl.output()?))?;
     let json = args.contains(&"json");
-    let text = match json {
-        true => output.stdout,
-        false => [output.stderr, output.stdout].concat(),
-    };
+    let text = if json { output.stdout } else { [output.stderr, output.stdout].concat() };
     Ok((output.status.code(), String::from_utf8(text)?))
 }
 

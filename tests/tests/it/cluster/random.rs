@@ -132,11 +132,7 @@ fn put_service(api: &Api, name: &str, rng: &mut StdRng) -> Result<()> {
 
 fn service(name: &str, rng: &mut StdRng) -> Value {
     let policy = |rng: &mut StdRng| {
-        if rng.random_bool(0.7) {
-            "Cluster"
-        } else {
-            "Local"
-        }
+        if rng.random_bool(0.7) { "Cluster" } else { "Local" }
     };
     let kind = *[
         "ClusterIP",
@@ -210,9 +206,10 @@ fn slice(service: &str, rng: &mut StdRng) -> Value {
 
 fn endpoint(six: bool, rng: &mut StdRng) -> Value {
     let (node, pod) = (rng.random_range(1..=3_u32), rng.random_range(100..120_u32));
-    let address = match six {
-        true => format!("fd44:0:0:{node}::{pod}"),
-        false => format!("10.244.{node}.{pod}"),
+    let address = if six {
+        format!("fd44:0:0:{node}::{pod}")
+    } else {
+        format!("10.244.{node}.{pod}")
     };
     let terminating = rng.random_bool(0.2);
     let mut endpoint = json!({

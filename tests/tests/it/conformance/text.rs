@@ -250,9 +250,10 @@ impl<'a> Draft<'a> {
     fn slice(&mut self, rest: &str) -> Result<()> {
         let (path, yaml) = rest.split_once(' ').context("PATH YAML")?;
         for at in self.begin..self.slices.len() {
-            let family = match self.slices[at]["addressType"] == json!("IPv6") {
-                true => Family::V6,
-                false => Family::V4,
+            let family = if self.slices[at]["addressType"] == json!("IPv6") {
+                Family::V6
+            } else {
+                Family::V4
             };
             let value = serde_saphyr::from_str(&self.filled(yaml, Some(family)))?;
             set(&mut self.slices[at], &path[1..], &value);

@@ -52,14 +52,13 @@ pub(crate) fn a_kernel_says_what_it_does() -> Result<()> {
         }
         let state = ask(&world, &elsewhere, At::ExternalIp, family)?;
         let theirs = elsewhere.targets(family, None);
-        match ipvs {
+        if ipvs {
             // A29: endpoints of other nodes serve.
-            true => ensure!(addresses(&state.endpoints) == theirs, "{state:?}"),
-            false => {
-                let inside = state.inside.as_deref().unwrap_or_default();
-                ensure!(addresses(inside) == theirs, "{state:?}");
-                ensure!(state.endpoints.is_empty() && state.drops, "{state:?}");
-            }
+            ensure!(addresses(&state.endpoints) == theirs, "{state:?}");
+        } else {
+            let inside = state.inside.as_deref().unwrap_or_default();
+            ensure!(addresses(inside) == theirs, "{state:?}");
+            ensure!(state.endpoints.is_empty() && state.drops, "{state:?}");
         }
         let state = ask(&world, &guarded, At::LoadBalancer, family)?;
         ensure!(state.guarded && !state.endpoints.is_empty(), "{state:?}");

@@ -30,11 +30,7 @@ fn pace() -> Pace {
 
 /// In a virtual machine a second may pass without anything being done.
 fn patience() -> Duration {
-    if vm::is_inside() {
-        30 * client::TIMEOUT
-    } else {
-        client::TIMEOUT
-    }
+    if vm::is_inside() { 30 * client::TIMEOUT } else { client::TIMEOUT }
 }
 
 /// Loads on one Service that must not lose anything.

@@ -349,10 +349,8 @@ fn pings(net: &Net, client: Client, ip: std::net::IpAddr) -> Result<bool> {
     const V6: [u8; 2] = [128, 129];
     net.ns(client)?.run(|| {
         let to = SocketAddr::new(ip, 0);
-        let (protocol, [request, reply]) = match ip.is_ipv4() {
-            true => (Protocol::ICMPV4, V4),
-            false => (Protocol::ICMPV6, V6),
-        };
+        let (protocol, [request, reply]) =
+            if ip.is_ipv4() { (Protocol::ICMPV4, V4) } else { (Protocol::ICMPV6, V6) };
         let socket = Socket::new(Domain::for_address(to), Type::RAW, Some(protocol))?;
         socket.connect(&to.into())?;
         socket.set_read_timeout(Some(SILENCE))?;

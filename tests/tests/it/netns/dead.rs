@@ -86,11 +86,7 @@ impl Cluster {
             .iter()
             .map(|(_, ip, _)| format!("{ip}:{STATUS_PORT}").parse().map_err(anyhow::Error::msg));
         let flags = PeerFlags {
-            peers: if replicas.len() > 1 {
-                places.collect::<Result<_>>()?
-            } else {
-                Vec::new()
-            },
+            peers: if replicas.len() > 1 { places.collect::<Result<_>>()? } else { Vec::new() },
             ..PeerFlags::default()
         };
         let planes = replicas.iter().map(|(host, _, own_node)| {
@@ -127,9 +123,10 @@ impl Cluster {
                 let report = agent.report();
                 report.counts.services == 1 && report.applied == report.held
             });
-            match serve && connected == usize::from(NODES) {
-                true => Ok(()),
-                false => Err(format!("{connected} are connected")),
+            if serve && connected == usize::from(NODES) {
+                Ok(())
+            } else {
+                Err(format!("{connected} are connected"))
             }
         })
     }
@@ -143,9 +140,10 @@ impl Cluster {
         eventually(DEADLINE, "the suspected nodes", || {
             let now = hub.suspects().now();
             let wanted: Vec<_> = nodes.iter().map(|node| node_name(*node)).collect();
-            match now.nodes.keys().map(ToString::to_string).eq(wanted) {
-                true => Ok(()),
-                false => Err(format!("{now:?}")),
+            if now.nodes.keys().map(ToString::to_string).eq(wanted) {
+                Ok(())
+            } else {
+                Err(format!("{now:?}"))
             }
         })
     }
@@ -153,10 +151,7 @@ impl Cluster {
     /// Cuts the link of a machine at the switch, or joins it again. Hosts outside come first.
     fn set_link(&self, port: u8, up: bool) -> Result<()> {
         let (fabric, port) = (self.topology.fabric().netlink()?, format!("port{port}"));
-        match up {
-            true => fabric.up(&port),
-            false => fabric.down(&port),
-        }
+        if up { fabric.up(&port) } else { fabric.down(&port) }
     }
 
     fn client(&self) -> Result<NetNs> {

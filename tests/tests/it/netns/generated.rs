@@ -207,9 +207,10 @@ fn observe(world: &World, plays: &[(Play, Expected)]) -> Result<Vec<String>> {
     let all = plays.iter();
     let mut all: Vec<Asked<'_>> = all.map(|(play, expected)| Asked::new(*play, expected)).collect();
     for effort in [QUICK, THOROUGH, ALONE] {
-        let effort = match UnderTest::current()?.refuses_late() {
-            true => effort,
-            false => effort.refused_at_once(),
+        let effort = if UnderTest::current()?.refuses_late() {
+            effort
+        } else {
+            effort.refused_at_once()
         };
         all.iter_mut().for_each(|asked| asked.seen.clear());
         // A client has chosen at the one address before it asks at the other.
@@ -286,11 +287,7 @@ impl<'a> Asked<'a> {
                     *by == if is_itself { Source::Node } else { *source }
                 };
                 let reached = endpoints(seen);
-                let all = if *sticky {
-                    reached.len() == 1
-                } else {
-                    reached == *wanted
-                };
+                let all = if *sticky { reached.len() == 1 } else { reached == *wanted };
                 all && reached.is_subset(wanted) && seen.iter().all(is_right)
             }
         }

@@ -261,11 +261,7 @@ pub(crate) fn cleanup_removes_everything_and_may_be_repeated() -> Result<()> {
         // The last of it protects the node while route_localnet is set, and is kubelet's as well.
         let ours = |line: &&String| line.contains("KUBE-") && !line.contains("KUBE-FIREWALL");
         let new: Vec<&String> = after.iter().filter(ours).collect();
-        let hint = if UnderTest::current()?.is_iptables() {
-            2
-        } else {
-            0
-        };
+        let hint = if UnderTest::current()?.is_iptables() { 2 } else { 0 };
         ensure!(new.len() == hint, "{new:#?}");
     }
     world.first()?.restart()?;

@@ -159,9 +159,10 @@ pub(crate) fn c10_a_refused_service_port_is_named_and_the_others_are_served() ->
             apart.fault(&format!(
                 "grep -qF -e '-d {bad}/32 ' $text && {{ echo line 1: RULE_APPEND failed >&2; exit 4; }}\n"
             ))?;
-            let done = match complete {
-                true => first.replace(&[&old[..], &new[..]].concat())?,
-                false => first.update(&new)?,
+            let done = if complete {
+                first.replace(&[&old[..], &new[..]].concat())?
+            } else {
+                first.update(&new)?
             };
             let names: Vec<&str> = done.failures.iter().map(|f| &*f.key.service.name).collect();
             ensure!(!names.is_empty(), "nothing failed");

@@ -134,7 +134,7 @@ fn poison_applies(
     plans.extend(agent.plans(Family::V4, new));
     let bad = plans.iter_mut().filter_map(|(key, plan)| {
         let bad = &*key.service.name == "svc-4" && key.protocol == Protocol::Udp;
-        plan.as_mut().filter(|_| bad)
+        if bad { plan.as_mut() } else { None }
     });
     for frontend in bad.flat_map(|plan| &mut plan.frontends) {
         frontend.endpoints = vec![EndpointAddr::new(pod_ips(1, 1)[1], 53)];

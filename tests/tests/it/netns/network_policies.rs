@@ -275,11 +275,7 @@ fn pod(name: &str) -> Result<Value> {
     let known = PODS.iter().find(|(pod, ..)| *pod == name);
     let (_, node, number, namespace, labels) = known.with_context(|| format!("no Pod {name}"))?;
     let labels: Value = serde_saphyr::from_str(&format!("{{{labels}}}"))?;
-    let (web, admin) = if name == "c" {
-        (ADMIN, WEB)
-    } else {
-        (WEB, ADMIN)
-    };
+    let (web, admin) = if name == "c" { (ADMIN, WEB) } else { (WEB, ADMIN) };
     let ports: Vec<Value> = ["TCP", "UDP"]
         .iter()
         .flat_map(|protocol| {

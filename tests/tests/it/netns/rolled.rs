@@ -70,9 +70,10 @@ fn follows(agent: &NodeAgent, planes: &[ControlPlane]) -> Result<()> {
         let digest = report.resume.map(|resume| resume.digest);
         let newest = planes.iter().map(|plane| plane.hub.store().digest(&node));
         let same = newest.into_iter().all(|newest| digest == Some(newest));
-        match same && report.applied == report.held {
-            true => Ok(()),
-            false => Err(format!("{report:?}")),
+        if same && report.applied == report.held {
+            Ok(())
+        } else {
+            Err(format!("{report:?}"))
         }
     })
 }
@@ -124,9 +125,10 @@ fn roll(
         eventually(DEADLINE, "the agent has a stream", || {
             let Report { held, applied, .. } = agent.report();
             let there = held.is_some_and(|held| epochs.contains(&held.epoch));
-            match there && held != before && applied.is_some() {
-                true => Ok(()),
-                false => Err(format!("{held:?}")),
+            if there && held != before && applied.is_some() {
+                Ok(())
+            } else {
+                Err(format!("{held:?}"))
             }
         })?;
     }

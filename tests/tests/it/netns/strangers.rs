@@ -156,11 +156,7 @@ pub(crate) fn foreign_commits_between_ours_are_no_drift() -> Result<()> {
     let first = world.first()?;
     for port in 1..=20 {
         nft(&node, &format!("add element inet foreign s {{ {port} }}"))?;
-        let endpoints = if port % 2 == 0 {
-            ["a", "b"]
-        } else {
-            ["b", "c"]
-        };
+        let endpoints = if port % 2 == 0 { ["a", "b"] } else { ["b", "c"] };
         let done = first.update(&[svc(2).endpoints(endpoints.map(ep))])?;
         ensure!(done.operations < 60, "{done:?}");
         first.ensure_equal()?;
@@ -179,9 +175,10 @@ pub(crate) fn what_others_do_to_our_table_is_found_and_repaired() -> Result<()> 
         for reported in [true, false] {
             nft(&node, command).context(what)?;
             let first = world.first()?;
-            let seen = match reported {
-                true => first.repair()?,
-                false => vec![first.verify(Family::V4)?, first.verify(Family::V6)?],
+            let seen = if reported {
+                first.repair()?
+            } else {
+                vec![first.verify(Family::V4)?, first.verify(Family::V6)?]
             };
             let repair = |v: &Verification| match v {
                 Verification::Repaired(what) => Some(what.clone()),
@@ -298,11 +295,7 @@ pub(crate) fn foreign_commits_without_a_pause_starve_nobody() -> Result<()> {
     let mut work = || -> Result<()> {
         let first = world.first()?;
         for round in 0..100 {
-            let endpoints = if round % 2 == 0 {
-                ["a", "b"]
-            } else {
-                ["b", "c"]
-            };
+            let endpoints = if round % 2 == 0 { ["a", "b"] } else { ["b", "c"] };
             let done = first.update(&[svc(2).endpoints(endpoints.map(ep))])?;
             ensure!(done.operations < 60 && done.repaired.is_empty(), "{done:?}");
         }

@@ -398,9 +398,10 @@ pub(crate) fn a29_strict_local_policies_refuse_where_no_endpoint_is() -> Result<
                 let to = service.address(at, family, 1);
                 let seen = ask(&world.net, client, Protocol::Tcp, to)?;
                 let external = matches!(at, At::LoadBalancer | At::ExternalIp);
-                let as_it_must = match client == Client::Node && external {
-                    true => matches!(seen, Seen::Hit { .. }),
-                    false => seen.is_refused(),
+                let as_it_must = if client == Client::Node && external {
+                    matches!(seen, Seen::Hit { .. })
+                } else {
+                    seen.is_refused()
                 };
                 if !as_it_must {
                     wrong.push(format!("{client:?} to {at:?} {to}: {seen}"));

@@ -161,10 +161,11 @@ impl Walk {
         let chosen = service_cidrs.choose(&mut self.rng).copied().unwrap_or(&[]);
         self.agent.facts.service_cidrs = cidrs(chosen)?;
         self.agent.facts.addresses = Family::ALL
-            .map(|family| match self.rng.random_bool(0.5) {
-                true => node_ip(1, family),
-                false => second_ip(family),
-            })
+            .map(
+                |family| {
+                    if self.rng.random_bool(0.5) { node_ip(1, family) } else { second_ip(family) }
+                },
+            )
             .to_vec();
         // As an engine does: every plan depends on the node.
         let services = self.all();
@@ -204,9 +205,8 @@ impl Walk {
 
     /// The Service with one property changed.
     fn other(&mut self, mut service: Svc) -> Result<Svc> {
-        let policy = |rng: &mut StdRng| match rng.random_bool(0.5) {
-            true => TrafficPolicy::Cluster,
-            false => TrafficPolicy::Local,
+        let policy = |rng: &mut StdRng| {
+            if rng.random_bool(0.5) { TrafficPolicy::Cluster } else { TrafficPolicy::Local }
         };
         match self.rng.random_range(0..13) {
             0 => service.external = policy(&mut self.rng),

@@ -94,10 +94,7 @@ impl NodeAgent {
     pub(crate) fn reports(&self, wanted: impl Fn(&Report) -> bool) -> Result<()> {
         eventually(DEADLINE, "the report", || {
             let report = self.report();
-            match wanted(&report) {
-                true => Ok(()),
-                false => Err(format!("{report:?}")),
-            }
+            if wanted(&report) { Ok(()) } else { Err(format!("{report:?}")) }
         })
     }
 

@@ -168,11 +168,7 @@ fn endpoints(node: &Node, pods: &[&str]) -> Result<()> {
 }
 
 fn drains(node: &Node, pod: &str) -> Result<()> {
-    let real = if pod == "a" {
-        "10.244.1.1:8080"
-    } else {
-        "10.244.1.2:8080"
-    };
+    let real = if pod == "a" { "10.244.1.1:8080" } else { "10.244.1.2:8080" };
     let ns = node.ns()?;
     eventually(PATIENCE, "the endpoint drains", || {
         let lines = servers(ns)?;

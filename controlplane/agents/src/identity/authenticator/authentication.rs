@@ -96,10 +96,7 @@ fn no_credential(port: Port, takes_tokens: bool) -> Refusal {
         Port::Agents => ("agents need a certificate of their node", "the agent"),
         Port::Status => ("the status API needs a certificate", "kpctl"),
     };
-    let (or, flag) = match takes_tokens {
-        true => (" or a token", ", or --token-file"),
-        false => ("", ""),
-    };
+    let (or, flag) = if takes_tokens { (" or a token", ", or --token-file") } else { ("", "") };
     Refusal::new(
         RefusalReason::NoCredential,
         format!("{who}{or}; give {flags} --client-certificate and --client-key{flag}"),

@@ -243,9 +243,12 @@ fn snapshots_are_compressed_once_for_agents_that_can_read_them() {
         size(&plain)
     );
     let objects = |pieces: Vec<Update>| {
-        let all = pieces.into_iter().flat_map(|piece| match piece.packed.is_empty() {
-            true => piece.objects,
-            false => kplane_proto::packed::unpack(&piece.packed).unwrap(),
+        let all = pieces.into_iter().flat_map(|piece| {
+            if piece.packed.is_empty() {
+                piece.objects
+            } else {
+                kplane_proto::packed::unpack(&piece.packed).unwrap()
+            }
         });
         all.collect::<Vec<_>>()
     };

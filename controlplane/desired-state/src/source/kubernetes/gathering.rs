@@ -89,10 +89,7 @@ impl Gathering {
             let missing = memory.missing(&self.named);
             let vanished = (!missing.is_empty()).then_some(Event::Vanished(missing));
             let looked = Some(Event::Looked(kind));
-            let (first, second) = match confirmed {
-                true => (vanished, looked),
-                false => (looked, vanished),
-            };
+            let (first, second) = if confirmed { (vanished, looked) } else { (looked, vanished) };
             applied(self.differing).chain(first).chain(second).collect()
         };
         memory.replace(version, self.changed, self.named);

@@ -311,9 +311,10 @@ impl Watch for HttpWatch {
 /// Returns how an answer is written. A server without protobuf writes JSON.
 fn encoding(answer: &Response<Body>) -> Encoding {
     let kind = answer.headers().get(header::CONTENT_TYPE);
-    match kind.is_some_and(|kind| kind.as_bytes().starts_with(PROTOBUF)) {
-        true => Encoding::Protobuf,
-        false => Encoding::Json,
+    if kind.is_some_and(|kind| kind.as_bytes().starts_with(PROTOBUF)) {
+        Encoding::Protobuf
+    } else {
+        Encoding::Json
     }
 }
 

@@ -328,11 +328,7 @@ impl<T: Transport> Reflector<T> {
                 let now = Instant::now();
                 self.report.current(now);
                 watching.probe_at = now + PROBE_AFTER;
-                Ok(if watching.suspect {
-                    Phase::Unwatched
-                } else {
-                    Phase::Watching(watching)
-                })
+                Ok(if watching.suspect { Phase::Unwatched } else { Phase::Watching(watching) })
             }
             Ok(Err(failure)) => {
                 watching.suspect = true;

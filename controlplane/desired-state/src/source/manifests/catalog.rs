@@ -276,7 +276,7 @@ impl Catalog {
             return;
         };
         file.was_whole |= doubt.is_none();
-        let doubt = doubt.filter(|_| !file.was_whole);
+        let doubt = if file.was_whole { None } else { doubt };
         self.doubts.set(&update.file, doubt);
         for (place, problem) in update.problems {
             let keeps = match &problem.keeps {

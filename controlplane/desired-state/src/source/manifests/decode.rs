@@ -67,11 +67,7 @@ impl serde::de::Error for DecodeError {
 impl DecodeError {
     /// Returns advice for the operator.
     pub(super) fn cure(&self) -> &'static str {
-        if self.message == MISSING {
-            "add it"
-        } else {
-            "correct it"
-        }
+        if self.message == MISSING { "add it" } else { "correct it" }
     }
 
     fn inside(mut self, line: usize, part: impl FnOnce() -> String) -> Self {

@@ -131,11 +131,7 @@ impl Disk {
             let answer = answers.remove(&path).ok_or_else(|| {
                 let stuck = self.stuck.iter().any(|stuck| stuck.path == path);
                 let skipped = not_asked.contains(&path) || (full && !stuck);
-                if skipped {
-                    NoAnswer::NotAsked
-                } else {
-                    NoAnswer::Late
-                }
+                if skipped { NoAnswer::NotAsked } else { NoAnswer::Late }
             });
             (path, answer)
         };
@@ -199,11 +195,7 @@ impl Disk {
         T: Send + 'static,
         W: Fn(&Path, &Beat) -> T + Send + Sync + 'static,
     {
-        let most = if workers == 0 {
-            2 * MAX_STUCK
-        } else {
-            MAX_STUCK
-        };
+        let most = if workers == 0 { 2 * MAX_STUCK } else { MAX_STUCK };
         if self.stuck.len() + workers >= most {
             return None;
         }

@@ -231,10 +231,12 @@ fn identity(kind: Kind, metadata: Option<&YamlNode>) -> Option<ObjectId> {
     let namespace = namespace.unwrap_or("default");
     Some(ObjectId {
         kind,
-        namespace: match kind.is_namespaced() {
-            false => "".into(),
-            true if is_name(namespace) => namespace.into(),
-            true => return None,
+        namespace: if !kind.is_namespaced() {
+            "".into()
+        } else if is_name(namespace) {
+            namespace.into()
+        } else {
+            return None;
         },
         name: name.into(),
     })
@@ -252,11 +254,7 @@ fn named(kind: &str, metadata: Option<&YamlNode>) -> ObjectRef {
     let text = |field| metadata.and_then(|m| m.text(field)).filter(|t| is_name(t));
     let printable = kind.len() <= 63 && kind.bytes().all(|b| b.is_ascii_alphanumeric());
     ObjectRef {
-        kind: if printable {
-            kind.to_owned()
-        } else {
-            "object of an unknown kind".to_owned()
-        },
+        kind: if printable { kind.to_owned() } else { "object of an unknown kind".to_owned() },
         namespace: text("namespace").unwrap_or_default().to_owned(),
         name: text("name").unwrap_or_default().to_owned(),
     }

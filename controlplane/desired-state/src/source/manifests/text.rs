@@ -34,11 +34,8 @@ pub(super) fn documents(text: &str) -> Vec<TextPiece<'_>> {
         }
         close(begin..offset, begin_line, marked);
         marked = starts;
-        (begin, begin_line) = if starts {
-            (offset, index + 1)
-        } else {
-            (offset + line.len(), index + 2)
-        };
+        (begin, begin_line) =
+            if starts { (offset, index + 1) } else { (offset + line.len(), index + 2) };
     }
     close(begin..text.len(), begin_line, marked);
     documents

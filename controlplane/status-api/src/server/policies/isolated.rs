@@ -52,7 +52,9 @@ impl Isolated {
         for pod in pods.collect::<BTreeSet<_>>() {
             found.all += 1;
             let isolating = policies.isolating(pod, Direction::Ingress);
-            if let Some(node) = policies.node_of(pod).filter(|_| !isolating.is_empty()) {
+            if !isolating.is_empty()
+                && let Some(node) = policies.node_of(pod)
+            {
                 found.pods.insert(pod.clone(), node.clone());
                 found.policies.extend(isolating);
             }

@@ -20,8 +20,11 @@ pub(in super::super) async fn send_by_pod(
     to: Family,
 ) -> Result<(), Status> {
     let text = &request.sender_pod;
-    let pod = named(text)
-        .filter(|_| request.sender() == pb::PacketSender::Pod && request.sender_address.is_empty());
+    let pod = if request.sender() == pb::PacketSender::Pod && request.sender_address.is_empty() {
+        named(text)
+    } else {
+        None
+    };
     let pod = pod.ok_or_else(|| {
         Status::invalid_argument(
             "sender_pod is NAMESPACE/NAME, of a sender that is a Pod, without sender_address",

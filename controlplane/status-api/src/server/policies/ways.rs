@@ -279,16 +279,13 @@ impl JudgedWays {
             _ => format!("{denied} of {all} endpoints"),
         };
         let what = format!("NetworkPolicies deny the way to {which}");
-        let severity = match is_each {
-            true => {
-                explanation.outcome = pb::PacketOutcome::Denied.into();
-                explanation.summary = format!("the packet is dropped: {what}");
-                Severity::Error
-            }
-            false => {
-                explanation.summary.push_str(&format!("; {what}"));
-                Severity::Warning
-            }
+        let severity = if is_each {
+            explanation.outcome = pb::PacketOutcome::Denied.into();
+            explanation.summary = format!("the packet is dropped: {what}");
+            Severity::Error
+        } else {
+            explanation.summary.push_str(&format!("; {what}"));
+            Severity::Warning
         };
         for candidate in &mut explanation.candidates {
             if candidate.chosen && self.denied.contains(&candidate.address) {

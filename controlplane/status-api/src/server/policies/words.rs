@@ -83,9 +83,10 @@ pub(super) fn peer(peer: &PeerSpec) -> String {
 }
 
 fn range(block: &Block) -> String {
-    match block.except.is_empty() {
-        true => block.range.to_string(),
-        false => format!("{} except {}", block.range, joined(&block.except, " and ")),
+    if block.except.is_empty() {
+        block.range.to_string()
+    } else {
+        format!("{} except {}", block.range, joined(&block.except, " and "))
     }
 }
 

@@ -97,13 +97,12 @@ impl Wait {
             Stage::Led(_) => None,
         });
         let nodes: BTreeSet<&NodeName> = asked.flatten().collect();
-        match nodes.is_empty() {
-            true => (LeavingOutcome::Gone, String::new()),
-            false => {
-                let nodes: Vec<_> = nodes.into_iter().map(ToString::to_string).collect();
-                let reason = format!("{} did not confirm", some_of(&nodes));
-                (LeavingOutcome::Bound, reason)
-            }
+        if nodes.is_empty() {
+            (LeavingOutcome::Gone, String::new())
+        } else {
+            let nodes: Vec<_> = nodes.into_iter().map(ToString::to_string).collect();
+            let reason = format!("{} did not confirm", some_of(&nodes));
+            (LeavingOutcome::Bound, reason)
         }
     }
 }

@@ -40,9 +40,10 @@ pub(super) fn diff(hub: &Hub, others: &Collected, node: &str) -> Result<pb::Diff
     };
     for failure in &report.failures {
         if let Some(key) = &failure.key {
-            let what = match failure.degraded {
-                true => "it is not served in every respect",
-                false => "it is not served as desired",
+            let what = if failure.degraded {
+                "it is not served in every respect"
+            } else {
+                "it is not served as desired"
             };
             let reason = format!("{what}: {}", failure.reason);
             note((key.namespace.clone(), key.name.clone()), reason);

@@ -56,18 +56,18 @@ impl StatusServer {
             ..pb::Inspect::default()
         });
         let asked = |of: &NodeName, _: &Node<'_>| *of == expected.node || **of == *beside;
-        let question = |of: &NodeName| match **of == *beside {
-            true => Arc::clone(&of_neighbour),
-            false => Arc::clone(&question),
+        let question = |of: &NodeName| {
+            if **of == *beside { Arc::clone(&of_neighbour) } else { Arc::clone(&question) }
         };
         let agents = self.agents(&others);
         let answers = agents.ask(question, asked, node_query::SERVICE).await.nodes;
         let gone = || Reply::nothing(expected.node.clone(), "it has no agent");
         let (mut heard, mut by_neighbour) = (gone(), gone());
         for answer in answers {
-            match answer.node == expected.node {
-                true => heard = answer,
-                false => by_neighbour = answer,
+            if answer.node == expected.node {
+                heard = answer;
+            } else {
+                by_neighbour = answer;
             }
         }
         let kernel = heard.part(|reported| reported.kernel.as_ref(), |kernel| &kernel.error);

@@ -80,10 +80,7 @@ async fn hub_of(enforce: bool, objects: Vec<Located>) -> Arc<Hub> {
         ..Admission::default()
     };
     let (hub, sink) = Hub::sample_with_index("test", admission);
-    let kinds = match enforce {
-        true => &Kind::WITH_POLICIES[..],
-        false => &Kind::ALL,
-    };
+    let kinds = if enforce { &Kind::WITH_POLICIES[..] } else { &Kind::ALL };
     sink.send(Batch::sample(kinds, objects)).await.unwrap();
     let mut head = hub.store().head();
     let synced = head.wait_for(|head| head.synced);

@@ -160,10 +160,7 @@ impl<'a> PacketPath<'a> {
     }
 
     fn endpoint(&mut self, endpoint: Option<EndpointAddr>, inside: bool) {
-        let list = match inside {
-            true => self.inside.get_or_insert_default(),
-            false => &mut self.endpoints,
-        };
+        let list = if inside { self.inside.get_or_insert_default() } else { &mut self.endpoints };
         list.extend(endpoint);
     }
 

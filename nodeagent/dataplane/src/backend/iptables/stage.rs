@@ -48,9 +48,10 @@ struct Staging<'a> {
 impl<'a> Staging<'a> {
     fn new(ruleset: &'a Ruleset, change: Change<'_>) -> Self {
         let plans = change.services.iter().filter_map(|(_, plan)| plan.as_ref());
-        let large = match change.complete {
-            true => plans.map(service::endpoints).sum::<usize>() >= LARGE,
-            false => ruleset.large,
+        let large = if change.complete {
+            plans.map(service::endpoints).sum::<usize>() >= LARGE
+        } else {
+            ruleset.large
         };
         let after = After {
             complete: change.complete,
@@ -197,9 +198,10 @@ impl<'a> Staging<'a> {
         let lists = std::mem::take(&mut self.after.lists);
         let nothing = vec![Overlay::new(); List::ALL.len()];
         // A complete change compares every chain.
-        let before = match self.after.complete {
-            true => self.ruleset.lists.iter().map(Dispatch::all_gone).collect(),
-            false => nothing,
+        let before = if self.after.complete {
+            self.ruleset.lists.iter().map(Dispatch::all_gone).collect()
+        } else {
+            nothing
         };
         let filter = || List::ALL.into_iter().filter(|list| list.table() == TableName::Filter);
         let has = |goes: bool| {

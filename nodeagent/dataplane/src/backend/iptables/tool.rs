@@ -223,9 +223,10 @@ impl Tool {
         let [in_nft, in_legacy] = [nft, legacy].map(|tool| tool.list().ok());
         let is_plain = || plain().is_some_and(|plain| plain.flavour == Flavour::Legacy);
         Some(
-            match is_legacy(in_nft.as_deref(), in_legacy.as_deref(), is_plain) {
-                true => (legacy.clone(), in_legacy),
-                false => (nft.clone(), in_nft),
+            if is_legacy(in_nft.as_deref(), in_legacy.as_deref(), is_plain) {
+                (legacy.clone(), in_legacy)
+            } else {
+                (nft.clone(), in_nft)
             },
         )
     }
@@ -248,11 +249,7 @@ impl Tool {
     fn plain(family: Family) -> Option<Self> {
         let tool = Self::named(plain_name(family).to_owned(), Flavour::Legacy, family)?;
         let is_nft = tool.version_text().is_ok_and(|text| text.contains("nf_tables"));
-        let flavour = if is_nft {
-            Flavour::Nft
-        } else {
-            Flavour::Legacy
-        };
+        let flavour = if is_nft { Flavour::Nft } else { Flavour::Legacy };
         Some(Self { flavour, ..tool })
     }
 

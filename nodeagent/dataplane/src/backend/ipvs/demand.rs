@@ -171,10 +171,7 @@ impl DemandPlanner {
             self.demand.addresses.push(ip);
             self.enter(SetId::IpvsIps, Entry::Ip(ip));
         }
-        let reals = match for_node_only {
-            true => Arc::clone(&self.cluster),
-            false => self.reals(frontend),
-        };
+        let reals = if for_node_only { Arc::clone(&self.cluster) } else { self.reals(frontend) };
         self.serve(key, reals);
     }
 

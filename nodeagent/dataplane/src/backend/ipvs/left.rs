@@ -131,11 +131,7 @@ fn release(
     for some in addresses.chunks(AT_ONCE) {
         // The list is read as late as possible, because a connection that begins after this loses its
         // address.
-        let used = if spare {
-            sockets::addresses()?
-        } else {
-            HashSet::new()
-        };
+        let used = if spare { sockets::addresses()? } else { HashSet::new() };
         let (kept, free): (Vec<IpAddr>, Vec<IpAddr>) =
             some.iter().partition(|ip| used.contains(ip));
         held += kept.len();

@@ -79,9 +79,10 @@ impl NodeAddresses {
             own: BTreeSet::new(),
         };
         for address in all {
-            match Some(address.link) == device {
-                true => addresses.of_services.insert(address.ip),
-                false => addresses.own.insert(address.ip),
+            if Some(address.link) == device {
+                addresses.of_services.insert(address.ip)
+            } else {
+                addresses.own.insert(address.ip)
             };
         }
         Ok(addresses)

@@ -167,10 +167,7 @@ impl IpvsState {
                 self.services.insert(key, demand);
             }
         }
-        let ops = match complete {
-            true => self.compare(protected),
-            false => self.ops(&dirty, protected),
-        };
+        let ops = if complete { self.compare(protected) } else { self.ops(&dirty, protected) };
         (ops, failures)
     }
 

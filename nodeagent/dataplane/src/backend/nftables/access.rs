@@ -190,10 +190,7 @@ impl Netlink {
             Guard::None => None,
         };
         let is_unheard = batch.byte_len() >= UNHEARD_BYTES;
-        let before = match is_unheard {
-            true => self.pause(),
-            false => head,
-        };
+        let before = if is_unheard { self.pause() } else { head };
         let result = self.socket.commit(batch.seal(head));
         match (&result, before) {
             (Ok(()), Some(before)) => self.ledger.committed(before),

@@ -140,10 +140,7 @@ impl<K: TableAccess> DataPath for NftDataPath<K> {
             FoundTable::Other(reason) => {
                 tracing::info!(%family, reason, "creating table kplane");
                 let table = Table::default();
-                let ground = match reason == ABSENT {
-                    true => Ground::Nothing,
-                    false => Ground::Other,
-                };
+                let ground = if reason == ABSENT { Ground::Nothing } else { Ground::Other };
                 Ok(KnownTable { table, ground })
             }
         }

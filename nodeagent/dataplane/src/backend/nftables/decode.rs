@@ -68,7 +68,7 @@ impl Decoder {
                 }
                 _ => range(first, last).map(Key::Range),
             });
-            let key = key.filter(|_| !is_end && data.is_some() == set.is_map());
+            let key = if !is_end && data.is_some() == set.is_map() { key } else { None };
             let key = key.ok_or(Foreign { set })?;
             self.elements.push(Element { set, key, data });
         }
@@ -98,7 +98,10 @@ impl Decoder {
         }
         let key_end = value(NFTA_SET_ELEM_KEY_END).unwrap_or(key);
         let data = self.data(entry)?;
-        let key = self.key(key, key_end).filter(|_| flags == 0)?;
+        if flags != 0 {
+            return None;
+        }
+        let key = self.key(key, key_end)?;
         let set = self.set;
         self.elements.push(Element { set, key, data });
         Some(())

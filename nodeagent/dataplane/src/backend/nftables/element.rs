@@ -264,7 +264,7 @@ fn push_some<'a, 'e>(
 
 /// Writes one element as one list entry, or as two for a range in a set of ranges.
 pub(super) fn encode(list: &mut AttributeWriter<'_>, op: ElementOp, element: &Element) {
-    let data = element.data.filter(|_| op == ElementOp::Add);
+    let data = if op == ElementOp::Add { element.data } else { None };
     match element.key {
         Key::Range(range) => span(list, range.first(), range.last(), data),
         Key::Span(first, last) => span(list, first, last, data),

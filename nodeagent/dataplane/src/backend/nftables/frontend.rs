@@ -46,9 +46,9 @@ impl Entry {
             sticky: None,
         };
         // Where no client gets an endpoint, there is nothing to remember.
-        let sticky = sticky.filter(|_| entry.is_served());
+        let sticky = if entry.is_served() { sticky } else { None };
         let inside = |sticky: Sticky| Sticky {
-            inside: sticky.inside.filter(|_| entry.inside.is_some()),
+            inside: if entry.inside.is_some() { sticky.inside } else { None },
             ..sticky
         };
         Self {
@@ -232,15 +232,11 @@ impl FrontendKeys {
     fn sticky_members(&self, entry: &Entry) -> impl Iterator<Item = Element> {
         let pick = |balancer, id| (Set::Sticky(balancer), Data::Pick(id));
         let sticky = entry.sticky;
-        let outside = sticky.filter(|_| !entry.slots.is_empty());
+        let outside = if entry.slots.is_empty() { None } else { sticky };
         let outside = outside.map(|sticky| pick(self.balancer, sticky.group));
         let inside = sticky.and_then(|sticky| sticky.inside);
         let inside_pick = inside.map(|id| pick(self.inside_balancer, id));
-        let remember = if self.by_address {
-            Set::RememberServices
-        } else {
-            Set::RememberNodeports
-        };
+        let remember = if self.by_address { Set::RememberServices } else { Set::RememberNodeports };
         let keep = sticky.map(|sticky| match sticky.inside {
             None => (remember, Data::Keep(sticky.group)),
             Some(_) => (remember, Data::Split(sticky.group)),

@@ -81,7 +81,7 @@ fn commit_guarded<K: TableAccess>(
         }
         // A table that is replaced as a whole may hold anything.
         let drift = kernel.drift().map_err(unreadable)?;
-        if let Some(drift) = drift.filter(|_| !rebuild) {
+        if !rebuild && let Some(drift) = drift {
             *repaired = repair_table(kernel, before, drift)?.or(repaired.take());
         }
     }

@@ -50,9 +50,10 @@ pub(in crate::backend) fn look_up(target: PacketTarget) -> Result<KernelState, R
         }
     }
     let by_address = matches!(target, PacketTarget::Address { .. });
-    let (usual, inside) = match by_address {
-        true => (Balancer::Service, Balancer::InsideService),
-        false => (Balancer::Nodeport, Balancer::InsideNodeport),
+    let (usual, inside) = if by_address {
+        (Balancer::Service, Balancer::InsideService)
+    } else {
+        (Balancer::Nodeport, Balancer::InsideNodeport)
     };
     let has = |set| held.contains(&set);
     let inside_apart = has(Set::InsideServices) || has(Set::InsideNodeports);
@@ -145,9 +146,10 @@ impl Reader {
             let Some(endpoint) = element.and_then(|element| element.data?.endpoint()) else {
                 break;
             };
-            match endpoints.len() < MAX_ENDPOINTS {
-                true => endpoints.push(endpoint),
-                false => *more += 1,
+            if endpoints.len() < MAX_ENDPOINTS {
+                endpoints.push(endpoint);
+            } else {
+                *more += 1;
             }
         }
         Ok(endpoints)

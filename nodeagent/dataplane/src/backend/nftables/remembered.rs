@@ -162,9 +162,10 @@ impl GroupReader {
             elements(message, family, map, |found| {
                 each(&found, found.endpoint());
             });
-            match Instant::now() < until {
-                true => ControlFlow::Continue(()),
-                false => ControlFlow::Break(()),
+            if Instant::now() < until {
+                ControlFlow::Continue(())
+            } else {
+                ControlFlow::Break(())
             }
         });
         match read {

@@ -115,10 +115,7 @@ pub(super) fn unreadable(error: NetlinkError) -> StepError {
 
 fn commit<K: TableAccess>(kernel: &mut K, plan: &Plan) -> Result<(), CommitError> {
     let capacity = [false, true].map(|rebuild| kernel.capacity(rebuild));
-    let mut ground = match plan.rebuild {
-        true => Ground::Other,
-        false => Ground::Table,
-    };
+    let mut ground = if plan.rebuild { Ground::Other } else { Ground::Table };
     // After the first transaction, the kernel has begun to apply the repair.
     let mut guard = Guard::Head;
     for groups in &plan.phases {
@@ -227,10 +224,7 @@ pub(crate) fn everything(table: &impl Contents, capacity: usize) -> Vec<Vec<Ops>
         ..Ops::default()
     };
     let elements = table.by_set();
-    let closing = match elements.len() > capacity {
-        true => table.closing(),
-        false => Vec::new(),
-    };
+    let closing = if elements.len() > capacity { table.closing() } else { Vec::new() };
     let parts = closing.chunks(TOGETHER).chain(elements.chunks(TOGETHER));
     let parts = parts.map(|part| Ops {
         add: part.to_vec(),

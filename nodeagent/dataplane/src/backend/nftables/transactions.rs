@@ -50,10 +50,11 @@ pub(super) fn each_transaction<E>(
 ) -> Result<(), E> {
     let mut rebuild = ground != Ground::Table;
     let mut sent = 0;
-    let phases = match rebuild {
+    let phases = if rebuild {
         // A table that does not exist yet guards no destination.
-        true => vec![Cow::Borrowed(groups)],
-        false => phases(groups),
+        vec![Cow::Borrowed(groups)]
+    } else {
+        phases(groups)
     };
     for phase in &phases {
         let mut groups = &phase[..];

@@ -57,10 +57,11 @@ impl Notifications for Both {
                 changed[family as usize] |= ip == Some(proxy_address(family));
             }
         });
-        match whole {
-            true => changed,
+        if whole {
+            changed
+        } else {
             // Reports were lost.
-            false => [true; 2],
+            [true; 2]
         }
     }
 }

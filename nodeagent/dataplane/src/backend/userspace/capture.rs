@@ -45,9 +45,12 @@ impl Capture {
     ) -> Result<Self, String> {
         needs_mark(settings.own_mark)?;
         let table = CaptureTable::create(family, settings);
-        let table = table.map_err(|error| match error.is_missing() {
-            true => format!("{NEEDS}: {}", chain(&error)),
-            false => chain(&error),
+        let table = table.map_err(|error| {
+            if error.is_missing() {
+                format!("{NEEDS}: {}", chain(&error))
+            } else {
+                chain(&error)
+            }
         })?;
         let renew = datagrams(settings)?;
         Ok(Self {

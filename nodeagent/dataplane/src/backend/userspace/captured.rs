@@ -162,10 +162,7 @@ impl Captured {
     /// Returns the frontends of a ServicePort that the proxy serves; `None` if it is the kernel's alone.
     fn wanted(&self, plan: &ServicePlan, node: &NodePlan) -> Option<Vec<CapturedFrontend>> {
         let asks = self.scope.asks(plan) && self.refused.endpoint(plan).is_none();
-        let mut frontends = match asks {
-            true => captured(plan, self.by_interface),
-            false => Vec::new(),
-        };
+        let mut frontends = if asks { captured(plan, self.by_interface) } else { Vec::new() };
         let is_captured = |at| frontends.contains(&CapturedFrontend::Of(at));
         let on_loopback = self.localhost.lacks(plan, node, is_captured);
         frontends.extend(on_loopback.map(CapturedFrontend::OnLoopback));
@@ -330,9 +327,10 @@ impl Captured {
         let failures = change.services.iter().filter_map(|(key, plan)| {
             let plan = plan.as_ref()?;
             self.wanted(plan, change.node)?;
-            let reason = match self.scope.asks(plan) {
-                true => format!("the kernel serves it instead of the userspace proxy: {problem}"),
-                false => format!("its node port is not served on loopback addresses: {problem}"),
+            let reason = if self.scope.asks(plan) {
+                format!("the kernel serves it instead of the userspace proxy: {problem}")
+            } else {
+                format!("its node port is not served on loopback addresses: {problem}")
             };
             Some(Failure::degraded(key, reason))
         });

@@ -112,10 +112,7 @@ fn denied_packets_of_followed_pods_are_logged_as_long_as_somebody_follows() {
             let mut all = Vec::new();
             let arrived = eventually(SECOND, "a packet is logged", || {
                 all.extend(logged(log));
-                match all.is_empty() {
-                    false => Ok(()),
-                    true => Err("nothing"),
-                }
+                if all.is_empty() { Err("nothing") } else { Ok(()) }
             });
             arrived.unwrap();
             let packet = all[0];

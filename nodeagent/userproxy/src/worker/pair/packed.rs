@@ -53,10 +53,7 @@ impl Pair {
                 return self.end(core, true);
             }
         }
-        let most = match self.half_open() {
-            true => HALF_OPEN,
-            false => core.shared.tcp_idle,
-        };
+        let most = if self.half_open() { HALF_OPEN } else { core.shared.tcp_idle };
         core.timers.add(core.now + most, token);
         self.again(core, token)
     }

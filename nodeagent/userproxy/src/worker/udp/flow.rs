@@ -88,10 +88,7 @@ impl Flow {
         let socket = match outgoing(core, from, choice, token) {
             Ok(socket) => socket,
             Err(errno) => {
-                let why = match socket::is_own(errno) {
-                    true => Failure::Limit,
-                    false => Failure::Refused,
-                };
+                let why = if socket::is_own(errno) { Failure::Limit } else { Failure::Refused };
                 port.fail(why);
                 core.full |= why == Failure::Limit;
                 return None;
@@ -205,9 +202,10 @@ impl Flow {
             Some(local) => send_from(socket, bytes, client, local),
         };
         let counters = &self.port.counters;
-        match sent {
-            true => counters.to_clients.fetch_add(bytes.len() as u64, Relaxed),
-            false => counters.lost.fetch_add(1, Relaxed),
+        if sent {
+            counters.to_clients.fetch_add(bytes.len() as u64, Relaxed)
+        } else {
+            counters.lost.fetch_add(1, Relaxed)
         };
     }
 

@@ -137,11 +137,7 @@ impl Recipe {
 
     fn command(&self, module: &Path, into: &Path) -> Command {
         let mut go = Command::new("go");
-        let build: &[&str] = if self.is_test {
-            &["test", "-c"]
-        } else {
-            &["build"]
-        };
+        let build: &[&str] = if self.is_test { &["test", "-c"] } else { &["build"] };
         go.current_dir(module).args(build).args(["-mod=readonly", "-trimpath"]).args([
             "-ldflags",
             &self.ld_flags,

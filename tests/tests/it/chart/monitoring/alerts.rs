@@ -99,9 +99,10 @@ pub(in crate::chart) fn prometheus_accepts_the_rules() -> Result<()> {
 /// Returns a series with the labels of its target, for promtool.
 fn series((name, values): &Series) -> Value {
     let (name, target) = name.split_once('@').unwrap_or_default();
-    let job = match target.starts_with('n') {
-        true => "kplane/kplane-nodeagent",
-        false => "kplane-controlplane",
+    let job = if target.starts_with('n') {
+        "kplane/kplane-nodeagent"
+    } else {
+        "kplane-controlplane"
     };
     let labels = format!("namespace=\"kplane\",job=\"{job}\",instance=\"{target}\"");
     let series = match name.strip_suffix('}') {
@@ -183,9 +184,10 @@ pub(in crate::chart) fn the_cases_have_series_that_exist() -> Result<()> {
         // Values of free labels are examples.
         let names_only = ["version", "source", "backend", "verb", "reason", "le"];
         let is_free = names_only.iter().any(|label| name.contains(&format!("{label}=")));
-        match is_free {
-            true => exported.check(name.split('{').next().unwrap_or_default())?,
-            false => exported.check(name)?,
+        if is_free {
+            exported.check(name.split('{').next().unwrap_or_default())?
+        } else {
+            exported.check(name)?
         };
     }
     Ok(())

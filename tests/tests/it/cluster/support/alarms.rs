@@ -57,7 +57,10 @@ impl Picture {
         let target = format!("namespace=\"kplane\",job=\"{job}\",instance=\"{instance}\"");
         for line in text.lines() {
             let sample = line.rsplit_once(' ');
-            let Some((series, value)) = sample.filter(|_| line.starts_with("kplane_")) else {
+            if !line.starts_with("kplane_") {
+                continue;
+            }
+            let Some((series, value)) = sample else {
                 continue;
             };
             let series = match series.strip_suffix('}') {
@@ -211,10 +214,7 @@ fn values(series: &str, past: &[&Picture], (before, now): (&Picture, &Picture)) 
         Some(value) => format!("{value}+{step}x{}", SAMPLES - 1),
     };
     let grown = in_picture(now).unwrap_or_default() - in_picture(before).unwrap_or_default();
-    let step = match grows(name) {
-        true => grown.max(0.0),
-        false => 0.0,
-    };
+    let step = if grows(name) { grown.max(0.0) } else { 0.0 };
     let past = past.iter().map(|picture| part(in_picture(picture), 0.0));
     let parts: Vec<String> = past.chain([part(in_picture(now), step)]).collect();
     parts.join(" ")

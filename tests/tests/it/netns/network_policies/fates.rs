@@ -86,9 +86,10 @@ async fn tell(case: &Case, questions: &[(&Question, (u16, u8))]) -> Result<()> {
         let reported = server.explain(Request::new(request(question, *number, *node)));
         let reported = reported.await.with_context(|| question.line.clone())?;
         let reported = reported.into_inner();
-        let expected = match question.through {
-            true => pb::PacketOutcome::Reaches,
-            false => pb::PacketOutcome::Denied,
+        let expected = if question.through {
+            pb::PacketOutcome::Reaches
+        } else {
+            pb::PacketOutcome::Denied
         };
         ensure!(
             reported.outcome() == expected,

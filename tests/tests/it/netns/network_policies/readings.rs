@@ -263,11 +263,7 @@ impl Judge<'_> {
             }
             _ => {}
         }
-        let capital = if direction == "egress" {
-            "Egress"
-        } else {
-            "Ingress"
-        };
+        let capital = if direction == "egress" { "Egress" } else { "Ingress" };
         match (types.is_empty(), direction) {
             (false, _) => types.iter().any(|of| of == capital),
             (true, "ingress") => true,
@@ -402,9 +398,12 @@ impl Judge<'_> {
     fn requirement(&self, of: &Value, labels: &Labels) -> bool {
         let value = of["key"].as_str().and_then(|key| labels.get(key));
         let values = list(of, "values");
-        let is_in = |value: &String| match self.errs(Reading::InIsFirst) {
-            true => values.first().is_some_and(|of| of == value.as_str()),
-            false => values.iter().any(|of| of == value.as_str()),
+        let is_in = |value: &String| {
+            if self.errs(Reading::InIsFirst) {
+                values.first().is_some_and(|of| of == value.as_str())
+            } else {
+                values.iter().any(|of| of == value.as_str())
+            }
         };
         match of["operator"].as_str() {
             Some("In") => value.is_some_and(is_in),

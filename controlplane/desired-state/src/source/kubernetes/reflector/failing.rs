@@ -94,9 +94,10 @@ impl<T: Transport> Reflector<T> {
                 }
                 if self.memory.is_empty() {
                     self.report.absent();
-                    match self.synced {
-                        true => self.is_still_without().await?,
-                        false => self.serve_without().await?,
+                    if self.synced {
+                        self.is_still_without().await?;
+                    } else {
+                        self.serve_without().await?;
                     }
                     return Ok(Phase::after(ABSENT, Then::Look));
                 }

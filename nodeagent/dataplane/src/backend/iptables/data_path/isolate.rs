@@ -16,7 +16,7 @@ impl<T: Tables> IptablesDataPath<T> {
         let listing = self.read()?;
         let was_adopted = ruleset.node.is_none();
         let difference = ruleset.difference(&listing.found);
-        if let Some(difference) = difference.filter(|_| !was_adopted) {
+        if !was_adopted && let Some(difference) = difference {
             return Err(StepError::Drifted(difference));
         }
         self.kept = listing.needed.into_iter().collect();

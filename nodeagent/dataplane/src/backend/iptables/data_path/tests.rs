@@ -69,10 +69,7 @@ impl Memory {
 
 impl Tables for Memory {
     fn flavour(&self) -> Flavour {
-        match self.legacy {
-            true => Flavour::Legacy,
-            false => Flavour::Nft,
-        }
+        if self.legacy { Flavour::Legacy } else { Flavour::Nft }
     }
 
     fn limits(&self) -> Limits {

@@ -61,11 +61,7 @@ pub(super) fn shape() -> impl Strategy<Value = Shape> {
             node_port,
             internal,
             // The control plane ensures this (A13).
-            policy: if accessible {
-                external
-            } else {
-                TrafficPolicy::Cluster
-            },
+            policy: if accessible { external } else { TrafficPolicy::Cluster },
             affinity,
             ranges: ranges && load_balancer,
             health: health && load_balancer && external == TrafficPolicy::Local,
@@ -91,11 +87,7 @@ fn ip(family: Family, low: u32) -> IpAddr {
 
 /// Three ServicePorts share an address. Some addresses are far from the rest.
 pub(super) fn cluster_ip(number: u16, family: Family) -> IpAddr {
-    let base = if number.is_multiple_of(13) {
-        0xac14_0000
-    } else {
-        0x0a60_0000
-    };
+    let base = if number.is_multiple_of(13) { 0xac14_0000 } else { 0x0a60_0000 };
     ip(family, base + u32::from(number / 3) * 5)
 }
 

@@ -480,11 +480,7 @@ fn any_svc(name: usize) -> impl Strategy<Value = Option<Svc>> {
             svc = svc.node_port(port).external_ip(&format!("198.51.100.{name}"));
         }
         if frontends & 2 != 0 {
-            let ranges: &[&str] = if frontends & 1 != 0 {
-                &["10.9.0.0/16"]
-            } else {
-                &[]
-            };
+            let ranges: &[&str] = if frontends & 1 != 0 { &["10.9.0.0/16"] } else { &[] };
             svc = svc.load_balancer(&format!("203.0.113.{name}"), ranges).health(31_000);
         }
         there.then_some(svc)

@@ -198,9 +198,10 @@ impl Kernel for Fake {
         let mut refused = Vec::new();
         for (index, op) in ops.iter().enumerate() {
             inside.step()?;
-            let said = match inside.refuse.contains(op) {
-                true => Err("refused".to_owned()),
-                false => inside.world.perform(*op),
+            let said = if inside.refuse.contains(op) {
+                Err("refused".to_owned())
+            } else {
+                inside.world.perform(*op)
             };
             match said {
                 Ok(()) => inside.done.push(*op),

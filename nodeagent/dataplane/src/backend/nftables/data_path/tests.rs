@@ -139,11 +139,7 @@ fn operations(before: &ServicePlan, after: Option<&ServicePlan>) -> String {
     }
     for ((adds, set), count) in counts {
         let sign = if adds { '+' } else { '-' };
-        let times = if count > 1 {
-            format!(" x{count}")
-        } else {
-            String::new()
-        };
+        let times = if count > 1 { format!(" x{count}") } else { String::new() };
         write!(line, "  {sign}{}{times}", set.name()).unwrap();
     }
     line
@@ -396,13 +392,11 @@ fn only_the_service_that_the_kernel_refuses_is_left_out() {
         let mut driver = on(&mut memory);
         let node = NodePlan::default();
         driver.apply(change(&set([service(100, &[1])]), &node, true)).unwrap();
-        let plans = (0..20).map(|n| {
-            if n == 13 {
-                service(n, &[66])
-            } else {
-                service(n, &[n + 1])
-            }
-        });
+        let plans = (0..20).map(
+            |n| {
+                if n == 13 { service(n, &[66]) } else { service(n, &[n + 1]) }
+            },
+        );
         let mut services = set(plans.clone());
         if !complete {
             // A deletion in the same change as the refused addition is applied.

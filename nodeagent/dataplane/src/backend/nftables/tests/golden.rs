@@ -272,11 +272,7 @@ fn element(family: Family, set: &str, text: &str) -> Element {
     };
     let data = data.map(|data| {
         if let Some((verdict, chain)) = data.split_once(" affinity-") {
-            let code = if verdict == "jump" {
-                NFT_JUMP
-            } else {
-                NFT_GOTO
-            };
+            let code = if verdict == "jump" { NFT_JUMP } else { NFT_GOTO };
             return Data::from_verdict(code, &format!("affinity-{chain}")).unwrap();
         }
         let (ip, port) = data.split_once(" . ").unwrap();
