@@ -180,11 +180,9 @@ impl<'a> Fleet<'a> {
 
     /// Returns the number of Pods of others that are not served as written.
     fn cut_off(&self) -> usize {
-        let failures = self
-            .agents
+        self.agents
             .iter()
-            .flat_map(|(_, engine, _)| engine.reports().borrow().failures.clone());
-        failures
+            .flat_map(|(_, engine, _)| engine.reports().borrow().failures.clone())
             .filter(|failure| !format!("{:?} {}", failure.about, failure.reason).contains("tenant"))
             .count()
     }

@@ -101,8 +101,7 @@ async fn agent_alone(ns: NetNs, kind: Kind, workload: Workload) -> String {
     let encode = started.elapsed();
     let mut cursor = Cursor::at(0);
     let (snapshot, bytes) = collect(&store, NODE, &mut cursor).unwrap();
-    let engine = engine(kind, ns, NodeSettings::default(), Settings::default());
-    let engine = engine.await.unwrap();
+    let engine = engine(kind, ns, NodeSettings::default(), Settings::default()).await.unwrap();
     let cold = submit(&engine, snapshot).await.unwrap().total;
     let mut took = Vec::with_capacity(CHANGES);
     let (mut wire, mut operations) = (0, 0);

@@ -108,8 +108,7 @@ impl Bench {
         let mut cursor = Cursor::at(0);
         let (snapshot, _) = collect(&store, NODE, &mut cursor).unwrap();
         let (node, backend) = (NodeSettings::default(), Settings::default());
-        let engine = engine(Kind::Nftables, ns.clone(), node, backend);
-        let engine = engine.await.unwrap();
+        let engine = engine(Kind::Nftables, ns.clone(), node, backend).await.unwrap();
         submit(&engine, snapshot).await.unwrap();
         let mut reports = engine.reports();
         let verified = reports.wait_for(|report| report.verified.is_some());

@@ -220,9 +220,11 @@ fn table_of(bare: &Stand, stands: &[Stand]) -> String {
 
 /// Returns each round's ratios: its values were measured soon after each other.
 fn ratios(rounds: &[Values], to: &[Values]) -> Vec<Values> {
-    let pairs = rounds.iter().zip(to);
-    let ratios = pairs.map(|(it, to)| std::array::from_fn(|column| it[column] / to[column]));
-    ratios.collect()
+    rounds
+        .iter()
+        .zip(to)
+        .map(|(it, to)| std::array::from_fn(|column| it[column] / to[column]))
+        .collect()
 }
 
 fn row(name: &str, to: &str, rounds: &[Values]) -> String {

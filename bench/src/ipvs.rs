@@ -148,8 +148,7 @@ fn measure(
     contender: Contender,
 ) -> Result<Row> {
     let folder = tempfile::tempdir()?;
-    let name = contender.to_possible_value();
-    let name = name.context("all contenders have names")?;
+    let name = contender.to_possible_value().context("all contenders have names")?;
     eprintln!("{services} Services: {}", name.get_name());
     let mut command = Command::new(env::current_exe()?);
     command

@@ -194,8 +194,10 @@ impl Watcher {
     /// Watches without end: connects again when it is disconnected.
     async fn run(self, open: Arc<Open>) {
         loop {
-            let end = self.listen(&open).await;
-            let end = end.map_or_else(|error| format!("{error:#}"), |()| "end".to_owned());
+            let end = self
+                .listen(&open)
+                .await
+                .map_or_else(|error| format!("{error:#}"), |()| "end".to_owned());
             *open.error.lock().unwrap_or_else(PoisonError::into_inner) = end;
             sleep(rand::random_range(Duration::ZERO..RETRY)).await;
         }

@@ -51,12 +51,12 @@ pub(crate) struct Programmed {
 
 /// All endpoints of so many Services.
 pub(crate) fn endpoints(services: u32) -> Vec<Programmed> {
-    let all = 0..services * ENDPOINTS;
-    all.map(|n| Programmed {
-        endpoint: endpoint(n),
-        service: n / ENDPOINTS,
-    })
-    .collect()
+    (0..services * ENDPOINTS)
+        .map(|n| Programmed {
+            endpoint: endpoint(n),
+            service: n / ENDPOINTS,
+        })
+        .collect()
 }
 
 /// Where a Service is asked.
@@ -133,8 +133,8 @@ fn service(n: u32) -> Value {
 
 fn slice(n: u32, last: Ipv4Addr) -> Value {
     let name = format!("service-{n:05}");
-    let endpoints = [(endpoint(n * ENDPOINTS), n), (last, n + 1)];
-    let endpoints = endpoints.map(|(ip, n)| objects::endpoint(ip, &node_name(n)));
+    let endpoints = [(endpoint(n * ENDPOINTS), n), (last, n + 1)]
+        .map(|(ip, n)| objects::endpoint(ip, &node_name(n)));
     let mut slice = objects::slice(NAMESPACE, &format!("{name}-x"), &name, endpoints);
     let labels = &mut slice["metadata"]["labels"];
     labels["endpointslice.kubernetes.io/managed-by"] = json!("kplane-bench");

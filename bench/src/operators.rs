@@ -78,11 +78,10 @@ fn manifests(folder: &Path, services: usize) {
         for n in file * 1_000..(file + 1) * 1_000 {
             let (high, low) = (n >> 8, n & 255);
             let name = format!("a-service-of-a-team-{n:05}");
-            let endpoints = (0..2).map(|e| {
+            let endpoints: String = (0..2).map(|e| {
                 let node = node((n * 2 + e) % NODES);
                 format!("  - {{addresses: [10.{}.{high}.{low}], nodeName: {node}, conditions: {{ready: true}}}}\n", 128 + e)
-            });
-            let endpoints: String = endpoints.collect();
+            }).collect();
             write!(
                 text,
                 "apiVersion: v1\nkind: Service\nmetadata: {{namespace: team-{team}, name: {name}}}\n\
@@ -188,8 +187,11 @@ async fn agent(n: usize, channel: Channel, bound: Arc<Bound>) {
     let (send, outbound) = mpsc::channel(4);
     let message = |kind| AgentMessage { kind: Some(kind) };
     send.send(message(agent_message::Kind::Hello(hello))).await.unwrap();
-    let answers = AgentServiceClient::new(channel).sync(ReceiverStream::new(outbound)).await;
-    let mut answers = answers.unwrap().into_inner();
+    let mut answers = AgentServiceClient::new(channel)
+        .sync(ReceiverStream::new(outbound))
+        .await
+        .unwrap()
+        .into_inner();
     let report = report(n, store.epoch(), revision);
     send.send(message(agent_message::Kind::Report(report))).await.unwrap();
     while let Ok(Some(answer)) = answers.message().await {

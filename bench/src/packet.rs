@@ -89,8 +89,9 @@ async fn filled(ns: NetNs, workload: Workload) -> kp_nodeagent::engine::Engine {
         ns,
         NodeSettings::default(),
         Settings::default(),
-    );
-    let engine = engine.await.unwrap();
+    )
+    .await
+    .unwrap();
     submit(&engine, snapshot).await.unwrap();
     engine
 }

@@ -103,19 +103,22 @@ fn run(args: &Args, programs: &Programs) -> Result<String> {
     for row in args.rows.iter().copied() {
         for _ in 0..args.runs {
             for (contender, place) in places.iter().filter(|(it, _)| row.has(*it)) {
-                let values = measure(args, row, *contender, place, programs, folder.path());
-                let values = values.with_context(|| {
-                    let log = folder.path().join(format!("{contender:?}.log"));
-                    format!("{row:?} of {contender:?}; its log: {}", last_words(&log))
-                })?;
+                let values = measure(args, row, *contender, place, programs, folder.path())
+                    .with_context(|| {
+                        let log = folder.path().join(format!("{contender:?}.log"));
+                        format!("{row:?} of {contender:?}; its log: {}", last_words(&log))
+                    })?;
                 println!("{row:?} {contender:?} {values:.3?}");
                 results.add(row, *contender, values);
             }
         }
     }
-    let tables = args.rows.iter();
-    let tables = tables.map(|row| results.table(*row, &args.contenders) + "\n");
-    Ok(tables.collect::<String>() + &goals::table(&results))
+    Ok(args
+        .rows
+        .iter()
+        .map(|row| results.table(*row, &args.contenders) + "\n")
+        .collect::<String>()
+        + &goals::table(&results))
 }
 
 /// One contender, which has just started.

@@ -74,8 +74,9 @@ async fn remember(folder: &Path, services: u32) {
         NodeSettings::default(),
         Followers::default(),
         restore,
-    );
-    let engine = engine.await.unwrap();
+    )
+    .await
+    .unwrap();
     engine.submit(snapshot).await.unwrap().unwrap();
     let mut reports = engine.reports();
     drop(engine);

@@ -117,8 +117,7 @@ fn connected(fleet: &pb::Fleet) -> impl Iterator<Item = &pb::NodeStatus> {
         NodeState::Disconnected,
         NodeState::Unknown,
     ];
-    let nodes = fleet.nodes.iter();
-    nodes.filter(move |node| !away.contains(&node.state()))
+    fleet.nodes.iter().filter(move |node| !away.contains(&node.state()))
 }
 
 #[cfg(test)]

@@ -48,8 +48,10 @@ enum Names {
 impl Names {
     /// Returns what an argument names, judged by its name in the help text.
     fn of(command: &str, arg: &Arg) -> Option<Self> {
-        let value = arg.get_value_names().and_then(|names| names.first());
-        let value = value.map(|name| name.to_ascii_uppercase());
+        let value = arg
+            .get_value_names()
+            .and_then(|names| names.first())
+            .map(|name| name.to_ascii_uppercase());
         match (arg.get_id().as_str(), value.as_deref()) {
             (_, Some("SERVICE")) if command == "wait" => Some(Self::KindAndServices),
             (_, Some("SERVICE" | "SERVICE[:PORT]" | "SUBJECT")) => Some(Self::Services),
@@ -140,8 +142,11 @@ fn with_completers(command: clap::Command, options: bool) -> clap::Command {
 /// Returns the names that begin like the current word.
 fn beginning(names: impl IntoIterator<Item = String>, current: &OsStr) -> Vec<CompletionCandidate> {
     let begun = current.to_string_lossy();
-    let names = names.into_iter().filter(|name| name.starts_with(&*begun));
-    names.map(CompletionCandidate::new).collect()
+    names
+        .into_iter()
+        .filter(|name| name.starts_with(&*begun))
+        .map(CompletionCandidate::new)
+        .collect()
 }
 
 fn candidates(names: Names, current: &OsStr) -> Vec<CompletionCandidate> {
@@ -175,8 +180,7 @@ fn line() -> Option<(Options, ArgMatches)> {
     if let Some(first) = words.first_mut() {
         *first = "kpctl".into();
     }
-    let matches = command("kpctl").ignore_errors(true);
-    let matches = matches.try_get_matches_from(words).ok()?;
+    let matches = command("kpctl").ignore_errors(true).try_get_matches_from(words).ok()?;
     let mut options = <Options as clap::FromArgMatches>::from_arg_matches(&matches).ok()?;
     options.complete(&matches).ok()?;
     options.timeout = PATIENCE;
@@ -188,8 +192,7 @@ fn namespace(mut line: &ArgMatches) -> Option<String> {
     while let Some((_, deeper)) = line.subcommand() {
         line = deeper;
     }
-    let namespace = line.try_get_one::<String>("namespace").ok().flatten();
-    namespace.cloned()
+    line.try_get_one::<String>("namespace").ok().flatten().cloned()
 }
 
 /// Asks the control plane for names.
@@ -216,27 +219,36 @@ async fn ask(
     let within = if names == Names::Namespaces { None } else { namespace(line) };
     let typed = begun.strip_prefix(kind).unwrap_or(begun);
     let in_word = typed.split_once('/').map(|(namespace, _)| namespace);
-    let wanted = in_word.map(str::to_owned).or(within.clone());
-    let wanted = wanted.unwrap_or_default();
+    let wanted = in_word.map(str::to_owned).or(within.clone()).unwrap_or_default();
     let all: Vec<(String, String)> = if names == Names::Policies {
-        let policies = client.policies(&wanted).await?.into_iter();
-        policies.map(|of| (of.namespace, of.name)).collect()
+        client
+            .policies(&wanted)
+            .await?
+            .into_iter()
+            .map(|of| (of.namespace, of.name))
+            .collect()
     } else {
         let request = pb::ListServicesRequest {
             namespace: wanted,
             ..pb::ListServicesRequest::default()
         };
-        let ports = client.services(request).await?.into_iter();
-        let keys = ports.filter_map(|port| port.key);
-        keys.map(|key| (key.namespace, key.name)).collect()
+        client
+            .services(request)
+            .await?
+            .into_iter()
+            .filter_map(|port| port.key)
+            .map(|key| (key.namespace, key.name))
+            .collect()
     };
-    let found = all.into_iter().map(|(namespace, name)| match (names, &within, in_word) {
-        (Names::Namespaces, _, _) => namespace,
-        // The namespace is on the line already.
-        (_, Some(_), None) => format!("{kind}{name}"),
-        _ => format!("{kind}{namespace}/{name}"),
-    });
-    Ok(found.collect())
+    Ok(all
+        .into_iter()
+        .map(|(namespace, name)| match (names, &within, in_word) {
+            (Names::Namespaces, _, _) => namespace,
+            // The namespace is on the line already.
+            (_, Some(_), None) => format!("{kind}{name}"),
+            _ => format!("{kind}{namespace}/{name}"),
+        })
+        .collect())
 }
 
 #[cfg(test)]
@@ -251,8 +263,7 @@ mod tests {
             for name in path {
                 command = command.find_subcommand(name).unwrap();
             }
-            let arg = command.get_arguments().find(|arg| arg.get_id() == id);
-            let arg = arg.unwrap();
+            let arg = command.get_arguments().find(|arg| arg.get_id() == id).unwrap();
             let completes = arg.get::<ArgValueCompleter>().is_some();
             let names = Names::of(command.get_name(), arg);
             assert_eq!(

@@ -37,8 +37,11 @@ impl FromStr for Path {
 impl Path {
     /// Returns the values at the path.
     fn values<'a>(&self, of: &'a Value) -> Vec<&'a Value> {
-        let found = js_path_process(&self.0, of).unwrap_or_default();
-        found.into_iter().map(QueryRef::val).collect()
+        js_path_process(&self.0, of)
+            .unwrap_or_default()
+            .into_iter()
+            .map(QueryRef::val)
+            .collect()
     }
 
     /// Sorts items by the first value that each has at the path; items without one come last.
@@ -198,8 +201,10 @@ fn split(text: &str) -> Result<Option<(&str, &str, &str)>, String> {
 /// Returns the text between quotes, with `\n` and `\t` as in kubectl.
 fn unquote(text: &str) -> Result<String, String> {
     let quote = text.chars().next().unwrap_or_default();
-    let inside = text.strip_prefix(quote).and_then(|t| t.strip_suffix(quote));
-    let inside = inside.ok_or_else(|| format!("{text} has no {quote} at its end"))?;
+    let inside = text
+        .strip_prefix(quote)
+        .and_then(|t| t.strip_suffix(quote))
+        .ok_or_else(|| format!("{text} has no {quote} at its end"))?;
     let mut out = String::new();
     let mut chars = inside.chars();
     while let Some(c) = chars.next() {
@@ -314,8 +319,11 @@ mod tests {
                 json!({"name": "a"}),
             ];
             let done = path.parse::<Path>().unwrap().sort(&mut items);
-            let names = items.iter().map(|item| item["name"].as_str().unwrap());
-            let names: Vec<String> = names.map(str::to_owned).collect();
+            let names: Vec<String> = items
+                .iter()
+                .map(|item| item["name"].as_str().unwrap())
+                .map(str::to_owned)
+                .collect();
             done.map(|()| names)
         };
         assert_eq!(sorted(".name").unwrap(), ["a", "node-9", "node-10"]);

@@ -164,8 +164,10 @@ fn terminal() -> Option<Size> {
         return None;
     }
     let size = terminal_size::terminal_size_of(io::stdout());
-    let size = size.map(|(width, height)| (width.0.into(), height.0.into()));
-    Some(size.unwrap_or((DEFAULT_COLUMNS, usize::MAX)))
+    Some(
+        size.map(|(width, height)| (width.0.into(), height.0.into()))
+            .unwrap_or((DEFAULT_COLUMNS, usize::MAX)),
+    )
 }
 
 /// Returns whether the locale uses UTF-8. As in the C library, the first variable that is set
@@ -173,8 +175,7 @@ fn terminal() -> Option<Size> {
 fn utf8_locale() -> bool {
     let names = ["LC_ALL", "LC_CTYPE", "LANG"];
     let mut values = names.iter().filter_map(|name| std::env::var(name).ok());
-    let locale = values.find(|value| !value.is_empty()).unwrap_or_default();
-    let locale = locale.to_ascii_lowercase();
+    let locale = values.find(|value| !value.is_empty()).unwrap_or_default().to_ascii_lowercase();
     locale.contains("utf-8") || locale.contains("utf8")
 }
 

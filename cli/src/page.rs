@@ -142,8 +142,7 @@ impl PageAddress {
         }
         let uri = request.uri();
         let path = uri.path().strip_prefix(&*self.prefix);
-        let path = path.filter(|path| path.starts_with(PAGE) && !path.contains(".."));
-        let path = path.ok_or((
+        let path = path.filter(|path| path.starts_with(PAGE) && !path.contains("..")).ok_or((
             StatusCode::NOT_FOUND,
             "nothing is here: open the address that kpctl page has printed",
         ))?;
@@ -211,8 +210,7 @@ impl Line {
             request.headers_mut().insert(AUTHORIZATION, token.clone());
         }
         let mut channel = self.channel.clone();
-        let ready = channel.ready().await;
-        let ready = ready.map_err(|error| self.lost(&plane_cause(&error)))?;
+        let ready = channel.ready().await.map_err(|error| self.lost(&plane_cause(&error)))?;
         let answer = ready.call(request);
         // Only the head: a stream of changes has no end.
         match tokio::time::timeout(self.timeout, answer).await {
@@ -246,8 +244,8 @@ mod tests {
     }
 
     fn ask(host: &str, path: &str, method: Method) -> Result<String, StatusCode> {
-        let request = Request::builder().uri(path).header(HOST, host);
-        let request = request.method(method).body(()).unwrap();
+        let request =
+            Request::builder().uri(path).header(HOST, host).method(method).body(()).unwrap();
         place().forwarded(&request).map_err(|(code, _)| code)
     }
 

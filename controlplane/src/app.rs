@@ -152,8 +152,8 @@ pub fn inside(inside: Inside) -> BoxFuture<'static, Result<Running, FatalError>>
             source_id: inside.source_id,
             only_node: Some(inside.node),
             ..Config::new(inside.origin)
-        });
-        let bound = bound.await?;
+        })
+        .await?;
         Ok(Running {
             service: bound.in_process(),
             status: bound.status_addr,

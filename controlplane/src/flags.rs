@@ -380,8 +380,10 @@ mod tests {
     #[test]
     fn every_flag_stands_under_a_heading() {
         let command = Args::command();
-        let without = command.get_arguments().filter(|arg| !arg.is_hide_set());
-        let without = without.filter(|arg| arg.get_help_heading().is_none());
+        let without = command
+            .get_arguments()
+            .filter(|arg| !arg.is_hide_set())
+            .filter(|arg| arg.get_help_heading().is_none());
         assert_eq!(
             Vec::from_iter(without.map(clap::Arg::get_id)),
             Vec::<&clap::Id>::new()
@@ -394,8 +396,8 @@ mod tests {
     #[test]
     fn the_default_ports_belong_to_no_other_program() {
         let args = Args::try_parse_from(["kp-controlplane", "--manifests", "."]).unwrap();
-        let all = [args.agent_listen(), args.status_listen, args.http_listen];
-        let all = all.map(|address| address.port());
+        let all = [args.agent_listen(), args.status_listen, args.http_listen]
+            .map(|address| address.port());
         assert_eq!(all, [7465, 7466, 7467]);
         assert!(all.iter().all(|port| !OTHERS.contains(port)));
     }

@@ -42,8 +42,7 @@ fn main() -> ExitCode {
 }
 
 fn run(args: &Args) -> anyhow::Result<()> {
-    let mut runtime = tokio::runtime::Builder::new_multi_thread();
-    let runtime = runtime.enable_all().build()?;
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     let served = runtime.block_on(serve(args));
     // Threads that wait for a disk without an answer are left behind.
     runtime.shutdown_timeout(LAST_WORK);

@@ -142,8 +142,7 @@ fn play(args: &Args) -> Result<ExitCode> {
     };
     aside!("{who} is not touched");
 
-    let mut walk = walk.iter();
-    let mut result = walk.try_for_each(|step| take(&mut show, &mut stage, step));
+    let mut result = walk.iter().try_for_each(|step| take(&mut show, &mut stage, step));
     let mut took = began.elapsed();
     if args.keep && !is_interrupted(&result) {
         frame::wait(&stage, entry).unwrap_or_else(|error| eprintln!("demo: {error:#}"));
@@ -171,8 +170,7 @@ fn play(args: &Args) -> Result<ExitCode> {
 fn take(show: &mut Show, stage: &mut Stage, (title, run): &Step) -> Result<()> {
     show.heading(title);
     let started = Instant::now();
-    let result = interrupt::check().map_err(Into::into);
-    let result = result.and_then(|()| run(show, stage));
+    let result = interrupt::check().map_err(Into::into).and_then(|()| run(show, stage));
     if let Err(error) = &result
         && !is_interrupted(&result)
     {

@@ -150,8 +150,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
 fn wanted(args: &Args) -> Vec<(Name, Mode)> {
     let names = if args.proxy.is_empty() { &Name::ALL[..] } else { &args.proxy };
     let modes = if args.mode.is_empty() { &Mode::ALL[..] } else { &args.mode };
-    let pairs = modes.iter().flat_map(|mode| names.iter().map(|name| (*name, *mode)));
-    pairs.collect()
+    modes.iter().flat_map(|mode| names.iter().map(|name| (*name, *mode))).collect()
 }
 
 /// Builds everything, while this process has the machine's network.
@@ -315,7 +314,6 @@ impl Stage<'_> {
             ("minutes", format!("{:.0}", seconds as f64 / 60.0)),
         ];
         facts.extend(killed.map(|pod| ("killed half-way", pod)));
-        let facts = facts.into_iter().map(|(name, value)| (name.to_owned(), value));
-        Ok(facts.collect())
+        Ok(facts.into_iter().map(|(name, value)| (name.to_owned(), value)).collect())
     }
 }

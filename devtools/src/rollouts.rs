@@ -229,8 +229,7 @@ impl<'a> Stand<'a> {
     fn hooks(&self) -> Vec<Hook> {
         let served = |hook: &Hook| *hook != Hook::Gone || self.name == Name::Kplane;
         let wanted = |hook: &Hook| self.args.hook.is_empty() || self.args.hook.contains(hook);
-        let all = Hook::value_variants().iter().copied();
-        all.filter(served).filter(wanted).collect()
+        Hook::value_variants().iter().copied().filter(served).filter(wanted).collect()
     }
 
     /// Gives the Deployment a hook, and waits until its Pods have it and no others are left.

@@ -59,8 +59,11 @@ fn has(program: &str) -> bool {
 fn has_module(module: &str) -> bool {
     let mut import = Command::new(PYTHON);
     import.arg("-c").arg(format!("import {module}"));
-    let found = import.stdout(Stdio::null()).stderr(Stdio::null()).status();
-    found.is_ok_and(|status| status.success())
+    import
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .status()
+        .is_ok_and(|status| status.success())
 }
 
 fn install_packages(packages: &[&str]) -> Result<()> {

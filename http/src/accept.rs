@@ -80,6 +80,8 @@ impl Acceptor {
 /// Returns whether the process or the machine lacks a resource that every connection needs.
 fn is_lack(error: &io::Error) -> bool {
     let lacks = [Errno::EMFILE, Errno::ENFILE, Errno::ENOBUFS, Errno::ENOMEM];
-    let number = error.raw_os_error().map(Errno::from_raw);
-    number.is_some_and(|errno| lacks.contains(&errno))
+    error
+        .raw_os_error()
+        .map(Errno::from_raw)
+        .is_some_and(|errno| lacks.contains(&errno))
 }

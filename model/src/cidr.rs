@@ -104,16 +104,20 @@ impl Cidr {
 pub fn service_addresses(ranges: &BTreeSet<Cidr>, family: Family) -> u128 {
     let (bits, kept) = family.pick((32, 2), (128, 1));
     let size = |range: &Cidr| {
-        let all = 1_u128.checked_shl(bits - u32::from(range.prefix_len));
-        all.unwrap_or(u128::MAX).saturating_sub(kept)
+        1_u128
+            .checked_shl(bits - u32::from(range.prefix_len))
+            .unwrap_or(u128::MAX)
+            .saturating_sub(kept)
     };
     let is_inside = |range: &Cidr| {
-        let mut others = ranges.iter().filter(|other| *other != range);
-        others.any(|other| other.covers(*range))
+        ranges.iter().filter(|other| *other != range).any(|other| other.covers(*range))
     };
-    let of_family = ranges.iter().filter(|range| range.family() == family);
-    let outer = of_family.filter(|range| !is_inside(range));
-    outer.map(size).fold(0, u128::saturating_add)
+    ranges
+        .iter()
+        .filter(|range| range.family() == family)
+        .filter(|range| !is_inside(range))
+        .map(size)
+        .fold(0, u128::saturating_add)
 }
 
 impl fmt::Display for Cidr {

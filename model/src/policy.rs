@@ -357,9 +357,10 @@ impl PortActions {
 
     /// Returns the action for a port.
     pub fn action(&self, protocol: Protocol, port: u16) -> TierAction {
-        let mut ranges = self.ranges.iter();
-        let range =
-            ranges.find(|(of, first, last, _)| *of == protocol && (*first..=*last).contains(&port));
+        let range = self
+            .ranges
+            .iter()
+            .find(|(of, first, last, _)| *of == protocol && (*first..=*last).contains(&port));
         range.map_or(self.rest, |(.., action)| *action)
     }
 }

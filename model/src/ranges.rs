@@ -151,8 +151,11 @@ impl RangeDigests {
 
     /// Returns the digests for the wire: the last 4 bytes of each.
     pub fn to_bytes(&self) -> Vec<u8> {
-        let digests = self.0.iter().map(|digest| digest.to_bytes());
-        digests.flat_map(|[.., a, b, c, d]| [a, b, c, d]).collect()
+        self.0
+            .iter()
+            .map(|digest| digest.to_bytes())
+            .flat_map(|[.., a, b, c, d]| [a, b, c, d])
+            .collect()
     }
 
     /// Returns the ranges that differ from digests from the wire; `None` if these are of another number of ranges.

@@ -213,8 +213,10 @@ reasons! {
 impl Reason {
     /// Returns the reasons of findings about the surroundings of nodes.
     pub fn of_nodes() -> impl Iterator<Item = Self> {
-        let all = Self::ALL.iter().copied();
-        all.filter(|reason| (Self::ForwardingOff..=Self::Firewalld).contains(reason))
+        Self::ALL
+            .iter()
+            .copied()
+            .filter(|reason| (Self::ForwardingOff..=Self::Firewalld).contains(reason))
     }
 }
 
@@ -231,8 +233,7 @@ mod tests {
     #[test]
     fn each_reason_has_its_paragraph() {
         let page = include_str!("../../docs/reasons.md");
-        let headings = page.lines().filter_map(|line| line.strip_prefix("### "));
-        let headings: Vec<_> = headings.collect();
+        let headings: Vec<_> = page.lines().filter_map(|line| line.strip_prefix("### ")).collect();
         let codes: Vec<_> = Reason::ALL.iter().map(|reason| reason.code()).collect();
         assert_eq!(headings, codes);
     }

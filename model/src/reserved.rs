@@ -98,8 +98,7 @@ const USUAL: [(RangeInclusive<u16>, Protocol, Holder); 12] = {
 
 /// Returns the program that usually listens at a port of a node's address. An operator may know better.
 pub fn usual_holder(protocol: Protocol, port: u16) -> Option<Holder> {
-    let mut usual = USUAL.iter();
-    let known = usual.find(|(range, of, _)| *of == protocol && range.contains(&port));
+    let known = USUAL.iter().find(|(range, of, _)| *of == protocol && range.contains(&port));
     let node = || (port < FIRST_FREE_PORT).then_some(Holder::Node);
     known.map(|(_, _, holder)| *holder).or_else(node)
 }
@@ -177,8 +176,7 @@ impl ReservedPorts {
 
     /// Returns the holder of a port, if the port is reserved.
     pub fn holder(&self, protocol: Protocol, port: u16) -> Option<Holder> {
-        let mut rules = self.rules.iter();
-        let (_, _, holder) = rules.find(|(range, only, _)| {
+        let (_, _, holder) = self.rules.iter().find(|(range, only, _)| {
             range.contains(port) && only.is_none_or(|only| only == protocol)
         })?;
         Some(*holder)

@@ -76,8 +76,11 @@ impl Variants {
         if self.serving.len().saturating_mul(siblings) > MAX_SERVING_OTHERS {
             return Vec::new();
         }
-        let serving = self.serving.iter().copied();
-        serving.filter(|addr| variant.binary_search(addr).is_err()).collect()
+        self.serving
+            .iter()
+            .copied()
+            .filter(|addr| variant.binary_search(addr).is_err())
+            .collect()
     }
 }
 
@@ -184,8 +187,7 @@ pub fn lead(
         by_node,
         ..
     } = variants(port, endpoints);
-    let lists = [&default].into_iter();
-    let mut lists = lists.chain(by_zone.values()).chain(by_node.values());
+    let mut lists = [&default].into_iter().chain(by_zone.values()).chain(by_node.values());
     let in_cluster = lists.any(|list| list.iter().any(|addr| is_one(*addr)));
     let leads_locally = |here: &Vec<LocalEndpoint>| {
         let any_ready = here.iter().any(|e| e.ready);

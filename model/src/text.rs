@@ -23,8 +23,10 @@ pub fn is_hidden(c: char) -> bool {
 /// Makes foreign text fit for kplane's own lines: without hidden characters, and limited in
 /// length.
 pub fn one_line(text: &str) -> String {
-    let words = text.split(|c: char| c.is_whitespace() || is_hidden(c));
-    let words: Vec<_> = words.filter(|word| !word.is_empty()).collect();
+    let words: Vec<_> = text
+        .split(|c: char| c.is_whitespace() || is_hidden(c))
+        .filter(|word| !word.is_empty())
+        .collect();
     let line = words.join(" ");
     match line.char_indices().nth(MAX_QUOTED) {
         Some((end, _)) => format!("{}...", &line[..end]),

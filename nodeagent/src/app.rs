@@ -211,8 +211,9 @@ async fn build_parts(config: Config, open: Opener) -> Result<Bound, BuildError> 
     spawn_errand(&mut tasks, avoided::follow(engine.proxy(), avoided));
     let identity = Identity::new(config.node_name, config.mode_unset);
     announce(&identity, &engine);
-    let client = Client::new(transport, identity, engine.clone()).with_prestop(prestop);
-    let client = client.with_connections(connections.clone());
+    let client = Client::new(transport, identity, engine.clone())
+        .with_prestop(prestop)
+        .with_connections(connections.clone());
     let connection = client.connection();
     let health = Health {
         reports: engine.reports(),

@@ -80,11 +80,18 @@ impl Refusals {
             self.0.insert(key, known);
         }
         let is_recent = |at: Instant| now.duration_since(at) < RECENT;
-        let recent = self.0.iter().filter(|(_, refused)| is_recent(refused.1));
-        let mut recent: Vec<_> = recent.map(|(key, refused)| (key, refused.2)).collect();
+        let mut recent: Vec<_> = self
+            .0
+            .iter()
+            .filter(|(_, refused)| is_recent(refused.1))
+            .map(|(key, refused)| (key, refused.2))
+            .collect();
         recent.sort_unstable();
-        let recent = recent.into_iter().take(MOST);
-        recent.map(|(key, since_ms)| failure(key, since_ms)).collect()
+        recent
+            .into_iter()
+            .take(MOST)
+            .map(|(key, since_ms)| failure(key, since_ms))
+            .collect()
     }
 }
 

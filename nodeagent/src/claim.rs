@@ -108,11 +108,13 @@ impl Claim {
     /// The runtime cannot use the socket.
     pub fn watch(&self) -> io::Result<impl Future<Output = ()> + Send + use<>> {
         let listener = self.listener.as_ref().map(UnixListener::try_clone);
-        let listener = listener.transpose()?.map(|listener| {
-            listener.set_nonblocking(true)?;
-            tokio::net::UnixListener::from_std(listener)
-        });
-        let listener = listener.transpose()?;
+        let listener = listener
+            .transpose()?
+            .map(|listener| {
+                listener.set_nonblocking(true)?;
+                tokio::net::UnixListener::from_std(listener)
+            })
+            .transpose()?;
         Ok(async move {
             if let Some(listener) = listener {
                 log_contenders(listener).await;

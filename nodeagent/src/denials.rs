@@ -160,8 +160,8 @@ impl Subscriptions {
         if self.log.is_none() {
             self.log = Some(open()?);
         }
-        let follower = self.followers.entry(question.follower);
-        let follower = follower.or_insert_with(|| Subscriber::new(now));
+        let follower =
+            self.followers.entry(question.follower).or_insert_with(|| Subscriber::new(now));
         follower.asked = now;
         follower.pods = pods;
         if !follower.is_served(now) {

@@ -232,21 +232,23 @@ impl Desired {
     pub fn ports_of(&self, service: &ServiceName) -> impl Iterator<Item = View<'_>> {
         let first = DesiredKey::Service(first_key(service));
         let ours = move |key: &DesiredKey| matches!(key, DesiredKey::Service(key) if key.service == *service);
-        let ports = self.objects.range(first..);
-        let ports = ports.take_while(move |(key, _)| ours(key));
-        ports.filter_map(|(_, slot)| {
-            let program = slot.service()?;
-            let local = DesiredKey::Local(program.port.key.clone());
-            Some((program, self.objects.get(&local).and_then(Slot::local)))
-        })
+        self.objects
+            .range(first..)
+            .take_while(move |(key, _)| ours(key))
+            .filter_map(|(_, slot)| {
+                let program = slot.service()?;
+                let local = DesiredKey::Local(program.port.key.clone());
+                Some((program, self.objects.get(&local).and_then(Slot::local)))
+            })
     }
 
     /// Returns all ServicePorts of a family, by key.
     pub fn services(&self, family: Family) -> impl Iterator<Item = View<'_>> {
         // Both are sorted by key, so they are read in parallel and not by a search for each key.
         let mut locals = self.objects.values().filter_map(Slot::local).peekable();
-        let programs = self.objects.values().filter_map(Slot::service);
-        programs
+        self.objects
+            .values()
+            .filter_map(Slot::service)
             .filter(move |program| program.port.key.family == family)
             .map(move |program| {
                 let key = &program.port.key;
@@ -262,8 +264,10 @@ impl Desired {
 
     /// Returns the invalid objects, first those whose names are readable.
     pub fn rejects(&self) -> impl Iterator<Item = (Option<&DesiredKey>, &Reject)> {
-        let named = self.rejects.iter().map(|(key, reject)| (Some(key), reject));
-        named.chain(self.nameless.iter().map(|reject| (None, reject)))
+        self.rejects
+            .iter()
+            .map(|(key, reject)| (Some(key), reject))
+            .chain(self.nameless.iter().map(|reject| (None, reject)))
     }
 
     /// Takes an update.

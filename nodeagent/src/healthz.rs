@@ -164,8 +164,7 @@ enum Condition {
 impl Condition {
     fn of(family: &FamilyReport, untouched: bool, now: Instant) -> Self {
         let failing_since = family.error.as_ref().map(|error| error.since);
-        let since = [family.behind_since, failing_since].into_iter().flatten();
-        let since = since.min();
+        let since = [family.behind_since, failing_since].into_iter().flatten().min();
         match (failing_since, family.ever_programmed) {
             (None, false) if untouched => Self::Ready,
             (None, false) => Self::Pending,

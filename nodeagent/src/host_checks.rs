@@ -101,8 +101,11 @@ impl HostFacts {
 
 /// Returns what kube-proxy has in the kernel. Rules of a mode that the agent's own backend shares with it do not count.
 fn rules_of_kube_proxy(root: &Path, backend: Kind, obstacles: &Obstacles) -> Vec<String> {
-    let tables = obstacles.kube_proxy_tables.iter();
-    let mut found: Vec<String> = tables.map(|table| format!("table {table}")).collect();
+    let mut found: Vec<String> = obstacles
+        .kube_proxy_tables
+        .iter()
+        .map(|table| format!("table {table}"))
+        .collect();
     let backend = backend.describe();
     if backend.serves_in_kernel() && !backend.shares_names {
         let chains = obstacles.kube_proxy_chains.iter();

@@ -162,8 +162,10 @@ fn run(checked: Checked, log: LogControl) -> anyhow::Result<()> {
             config.oom_score_adj
         );
     }
-    let mut runtime = tokio::runtime::Builder::new_multi_thread();
-    let runtime = runtime.worker_threads(WORKERS).enable_all().build()?;
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(WORKERS)
+        .enable_all()
+        .build()?;
     let served = runtime.block_on(serve(
         Config {
             inside: INSIDE,

@@ -41,8 +41,7 @@ impl OwnPlaces {
     /// known yet.
     pub(crate) fn settings(&self, settings: NodeSettings) -> NodeSettings {
         let kubelet = KUBELET_PORTS.map(|port| (port, Holder::Kubelet));
-        let ours = self.listeners.iter();
-        let ours = ours.map(|listener| (listener.port(), Holder::NodeAgent));
+        let ours = self.listeners.iter().map(|listener| (listener.port(), Holder::NodeAgent));
         let ports = ours.chain(kubelet).fold(ReservedPorts::default(), |ports, (port, holder)| {
             ports.with(port, holder)
         });

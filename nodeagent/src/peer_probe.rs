@@ -38,8 +38,10 @@ pub fn peer_probe(question: pb::ReachQuestion) -> BoxFuture<'static, pb::Reached
 
 /// Returns whether any port of a node answers: a refusal is an answer, too.
 async fn answers(addresses: &[String]) -> bool {
-    let addresses = addresses.iter().take(ADDRESSES);
-    let addresses = addresses.filter_map(|address| address.parse::<IpAddr>().ok());
+    let addresses = addresses
+        .iter()
+        .take(ADDRESSES)
+        .filter_map(|address| address.parse::<IpAddr>().ok());
     let places = addresses.filter(is_of_a_machine).flat_map(|ip| {
         let [kubelet, _] = KUBELET_PORTS;
         [kubelet, HEALTHZ_PORT].map(|port| SocketAddr::new(ip, port))

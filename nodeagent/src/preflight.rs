@@ -151,9 +151,7 @@ fn kernel(release: &str, wanted: Kind) -> CheckFinding {
 
 /// Tries out all backends of the kernel. Only the one that will be used has to work.
 fn backends(wanted: Kind, settings: &backend::Settings) -> Vec<CheckFinding> {
-    let kinds = Kind::ALL.into_iter();
-    let kinds = kinds.filter(|kind| kind.describe().serves_in_kernel());
-    let findings = kinds.map(|kind| {
+    Kind::ALL.into_iter().filter(|kind| kind.describe().serves_in_kernel()).map(|kind| {
         let name = kind.describe().name;
         match attempt(kind, settings.clone()) {
             Attempt::Works => finding(name, Outcome::Ok, "works on this kernel", ""),
@@ -176,8 +174,7 @@ fn backends(wanted: Kind, settings: &backend::Settings) -> Vec<CheckFinding> {
                 "run the same command as root",
             ),
         }
-    });
-    findings.collect()
+    }).collect()
 }
 
 /// The outcome of an attempt.
@@ -239,17 +236,21 @@ fn connection_tracking(root: &Path, settings: &sysctl::ConntrackSettings) -> Che
 
 /// Returns the names of all processes.
 fn processes(proc: &Path) -> Vec<String> {
-    let entries = fs::read_dir(proc).into_iter().flatten().flatten();
-    let names = entries.filter_map(|entry| fs::read_to_string(entry.path().join("comm")).ok());
-    names.map(|name| name.trim().to_owned()).collect()
+    fs::read_dir(proc)
+        .into_iter()
+        .flatten()
+        .flatten()
+        .filter_map(|entry| fs::read_to_string(entry.path().join("comm")).ok())
+        .map(|name| name.trim().to_owned())
+        .collect()
 }
 
 fn owners(processes: &[String]) -> CheckFinding {
     const CHECK: &str = "other-owners";
-    let found = OWNERS
+    let found: Vec<_> = OWNERS
         .iter()
-        .filter(|(name, _)| processes.iter().any(|process| process == name));
-    let found: Vec<_> = found.collect();
+        .filter(|(name, _)| processes.iter().any(|process| process == name))
+        .collect();
     if found.is_empty() {
         return finding(
             CHECK,
@@ -307,8 +308,12 @@ fn left(backend: Kind, competing_proxy: Option<CompetingProxy>) -> CheckFinding 
     }
     let found = leftovers::kube_proxys(backend);
     let names: Vec<String> = found.names().collect();
-    let stay = found.problems().iter().filter(|problem| !problem.is_harmless());
-    let stay: Vec<String> = stay.map(ToString::to_string).collect();
+    let stay: Vec<String> = found
+        .problems()
+        .iter()
+        .filter(|problem| !problem.is_harmless())
+        .map(ToString::to_string)
+        .collect();
     let (outcome, text, details, remedy) = match (
         stay.is_empty(),
         names.is_empty(),

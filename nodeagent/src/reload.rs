@@ -61,10 +61,8 @@ impl Reloader {
     /// Returns new settings for the engine, if there are any. The configuration in effect changes
     /// with them.
     fn look(&mut self, effective: &Effective) -> Option<NodeSettings> {
-        let loaded = self.loader.load();
-        let loaded = loaded.map_err(|problems| ConfigError { problems });
-        let outcome = loaded.as_ref().map(|loaded| loaded.config.clone());
-        let outcome = outcome.map_err(Clone::clone);
+        let loaded = self.loader.load().map_err(|problems| ConfigError { problems });
+        let outcome = loaded.as_ref().map(|loaded| loaded.config.clone()).map_err(Clone::clone);
         let running = effective.borrow().clone();
         if !self.is_news(outcome, &running) {
             return None;
@@ -103,8 +101,7 @@ impl Reloader {
             Ok(settings) => settings,
             Err(problems) => {
                 // Changed fields that need a restart may conflict with changed fields that do not.
-                let named = problems.into_iter();
-                let named = named.map(|problem| problem.in_file(self.loader.path()));
+                let named = problems.into_iter().map(|problem| problem.in_file(self.loader.path()));
                 let problems = named.collect();
                 self.refuse(&ConfigError { problems });
                 return None;

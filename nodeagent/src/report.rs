@@ -292,11 +292,11 @@ impl Report {
         let epoch = self.held.map_or(0, |held| held.epoch);
         // A position of another epoch means nothing in this one.
         let revision = |position: Option<Position>| {
-            let here = position.filter(|position| position.epoch == epoch);
-            here.map_or(0, |position| position.revision)
+            position
+                .filter(|position| position.epoch == epoch)
+                .map_or(0, |position| position.revision)
         };
-        let families = Family::ALL.into_iter().zip(&self.families);
-        let families = families.zip(&self.servers);
+        let families = Family::ALL.into_iter().zip(&self.families).zip(&self.servers);
         let mut report = pb::Report {
             epoch,
             received_revision: revision(self.held),
@@ -338,8 +338,10 @@ impl Report {
     /// Returns the results that a control plane of this epoch has not received yet, if it received everything
     /// up to the given number.
     pub(crate) fn triggers_after(&self, epoch: u64, reported: u64) -> Vec<pb::TriggerProgrammed> {
-        let new = self.triggers.iter().filter(|one| one.number > reported);
-        new.filter(|one| one.epoch == epoch)
+        self.triggers
+            .iter()
+            .filter(|one| one.number > reported)
+            .filter(|one| one.epoch == epoch)
             .map(|one| pb::TriggerProgrammed {
                 id: one.id,
                 latency_ms: one.latency_ms,

@@ -106,8 +106,11 @@ impl ServiceConnections {
     pub(crate) fn keep(&self, family: Family, keys: &HashSet<ServiceKey>) {
         let gone: Vec<ServiceKey> = {
             let counts = self.lock();
-            let ours = counts.ports.keys().filter(|key| key.family == family);
-            ours.filter(|key| !keys.contains(&***key))
+            counts
+                .ports
+                .keys()
+                .filter(|key| key.family == family)
+                .filter(|key| !keys.contains(&***key))
                 .map(|key| ServiceKey::clone(key))
                 .collect()
         };
@@ -117,8 +120,11 @@ impl ServiceConnections {
     /// Returns the number of connections of each ServicePort that has had some, and the number of losses.
     pub(crate) fn read(&self) -> (Vec<(Arc<ServiceKey>, u64)>, u64) {
         let counts = self.lock();
-        let some = counts.ports.iter().filter(|(_, port)| port.connections > 0);
-        let some = some.map(|(key, port)| (Arc::clone(key), port.connections));
+        let some = counts
+            .ports
+            .iter()
+            .filter(|(_, port)| port.connections > 0)
+            .map(|(key, port)| (Arc::clone(key), port.connections));
         (some.collect(), counts.losses)
     }
 
@@ -261,8 +267,8 @@ impl ConnectionCounts {
 fn frontends(port: &ServicePort) -> Vec<PacketTarget> {
     let addresses = std::iter::once(&port.cluster_ip)
         .chain(&port.load_balancer_ips)
-        .chain(&port.external_ips);
-    let addresses = addresses.copied();
+        .chain(&port.external_ips)
+        .copied();
     PacketTarget::of_port(&port.key, addresses, port.port, port.node_port).collect()
 }
 
@@ -301,8 +307,10 @@ mod tests {
 
     fn counts(all: &ServiceConnections) -> Vec<(String, u64)> {
         let (counts, _) = all.read();
-        let counts = counts.iter();
-        counts.map(|(key, count)| (key.service.name.to_string(), *count)).collect()
+        counts
+            .iter()
+            .map(|(key, count)| (key.service.name.to_string(), *count))
+            .collect()
     }
 
     #[test]

@@ -130,13 +130,15 @@ impl ConntrackSettings {
                 self.udp_stream_timeout.as_secs(),
             ),
         ];
-        let named = values.into_iter().filter(|(_, value)| *value != 0);
-        let wanted = named.map(|(file, value)| Wanted {
-            file,
-            value,
-            or_more: matches!(file, File::Hashsize | File::Netfilter(MAX)),
-        });
-        wanted.collect()
+        values
+            .into_iter()
+            .filter(|(_, value)| *value != 0)
+            .map(|(file, value)| Wanted {
+                file,
+                value,
+                or_more: matches!(file, File::Hashsize | File::Netfilter(MAX)),
+            })
+            .collect()
     }
 
     /// Returns the maximum number of entries; 0 = leave the kernel's.
@@ -259,8 +261,9 @@ pub fn apply_and_log(settings: &ConntrackSettings) {
 
 /// Returns the number of the machine's processors, whatever share of them this process may use.
 pub(crate) fn cores(root: &Path) -> usize {
-    let online = fs::read_to_string(root.join(CORES)).ok();
-    let online = online.and_then(|text| count_list(text.trim()));
+    let online = fs::read_to_string(root.join(CORES))
+        .ok()
+        .and_then(|text| count_list(text.trim()));
     online.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, usize::from))
 }
 

@@ -288,8 +288,12 @@ mod tests {
         let mut stays = async |rules: &str, at: u64, cause: &str| {
             nft(&["-f", "-"], rules);
             reports.send_replace(read_back(at));
-            let reported = timeout(DEADLINE, failure.wait_for(Option::is_some)).await;
-            let reported = reported.unwrap().unwrap().clone().unwrap();
+            let reported = timeout(DEADLINE, failure.wait_for(Option::is_some))
+                .await
+                .unwrap()
+                .unwrap()
+                .clone()
+                .unwrap();
             assert!(
                 reported.reason.contains(cause) && !reported.degraded,
                 "{reported:?}"

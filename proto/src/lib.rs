@@ -84,12 +84,15 @@ pub fn bound_servers(servers: &mut Vec<v1::VirtualServer>) -> usize {
     };
     let all = count(servers);
     let mut bytes = 0;
-    let fit = servers.iter().take(MAX_SERVERS).take_while(|server| {
-        let key = server.key.as_ref().map_or(0, Message::encoded_len);
-        bytes += key + server.address.len() + server.scheduler.len() + 16;
-        bytes <= SERVERS_BYTES
-    });
-    let fit = fit.count();
+    let fit = servers
+        .iter()
+        .take(MAX_SERVERS)
+        .take_while(|server| {
+            let key = server.key.as_ref().map_or(0, Message::encoded_len);
+            bytes += key + server.address.len() + server.scheduler.len() + 16;
+            bytes <= SERVERS_BYTES
+        })
+        .count();
     servers.truncate(fit);
     let mut room = MAX_REAL_SERVERS;
     for server in &mut *servers {

@@ -185,7 +185,8 @@ pub fn objects(text: &str) -> Result<Vec<Value>> {
 /// # Errors
 /// There is none.
 pub fn find<'a>(objects: &'a [Value], kind: &str, name: &str) -> Result<&'a Value> {
-    let mut all = objects.iter();
-    let found = all.find(|object| object["kind"] == kind && object["metadata"]["name"] == name);
-    found.with_context(|| format!("the chart has no {kind} {name}"))
+    objects
+        .iter()
+        .find(|object| object["kind"] == kind && object["metadata"]["name"] == name)
+        .with_context(|| format!("the chart has no {kind} {name}"))
 }

@@ -63,8 +63,8 @@ impl Contents {
                 data: None,
                 ..element
             };
-            let data = element.data.and_then(Data::endpoint);
-            let data = data.context("an endpoint without address")?;
+            let data =
+                element.data.and_then(Data::endpoint).context("an endpoint without address")?;
             let new = contents.endpoints.entry(place).or_default().insert(data);
             ensure!(new, "{data} twice in {place:?}");
             indices.entry(place).or_default().insert(index);

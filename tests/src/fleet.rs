@@ -221,8 +221,7 @@ impl Fleet {
     }
 
     fn pids(&self) -> Vec<u32> {
-        let running = self.planes.iter().flatten();
-        running.map(|plane| plane.id()).collect()
+        self.planes.iter().flatten().map(|plane| plane.id()).collect()
     }
 
     fn publish(&mut self) -> Result<()> {

@@ -68,8 +68,10 @@ impl ClientFiles {
         certificate: Option<&PathBuf>,
         key: Option<&PathBuf>,
     ) -> Option<Self> {
-        let pair = certificate.cloned().zip(key.cloned());
-        let pair = pair.map(|(certificate, key)| KeyPair { certificate, key });
+        let pair = certificate
+            .cloned()
+            .zip(key.cloned())
+            .map(|(certificate, key)| KeyPair { certificate, key });
         Some(Self {
             authorities: authorities?.clone(),
             pair,
@@ -82,8 +84,7 @@ impl Files for ClientFiles {
 
     fn paths(&self) -> Vec<&Path> {
         let pair = self.pair.iter().flat_map(|pair| [&pair.certificate, &pair.key]);
-        let all = [&self.authorities].into_iter().chain(pair);
-        all.map(PathBuf::as_path).collect()
+        [&self.authorities].into_iter().chain(pair).map(PathBuf::as_path).collect()
     }
 
     fn load(&self) -> Result<Arc<ClientConfig>, FileError> {
@@ -107,11 +108,12 @@ impl ServerPems {
             certificates(place, &self.chain)?,
             private_key(place, &self.key)?,
         );
-        let config = client(trusted)?.with_client_auth_cert(chain, key);
-        let config = config.map_err(|source| FileError::Pair {
-            certificate: place.to_owned(),
-            key: place.to_owned(),
-            source,
+        let config = client(trusted)?.with_client_auth_cert(chain, key).map_err(|source| {
+            FileError::Pair {
+                certificate: place.to_owned(),
+                key: place.to_owned(),
+                source,
+            }
         })?;
         Ok(with_client_protocol(config))
     }

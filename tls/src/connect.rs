@@ -41,8 +41,8 @@ pub async fn greet(
         return Ok(Box::new(stream));
     };
     let host = bare(host);
-    let name = ServerName::try_from(host.to_owned());
-    let name = name.map_err(|error| io::Error::other(format!("{host:?}: {error}")))?;
+    let name = ServerName::try_from(host.to_owned())
+        .map_err(|error| io::Error::other(format!("{host:?}: {error}")))?;
     let own = validity(&*config.client_auth_cert_resolver);
     let secured = TlsConnector::from(config).connect(name, stream).await;
     let stream = secured.map_err(explain)?;

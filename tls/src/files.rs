@@ -160,8 +160,7 @@ impl Files for ServerFiles {
 
     fn paths(&self) -> Vec<&Path> {
         let own = [&self.pair.certificate, &self.pair.key];
-        let all = own.into_iter().chain(&self.client_authorities);
-        all.map(PathBuf::as_path).collect()
+        own.into_iter().chain(&self.client_authorities).map(PathBuf::as_path).collect()
     }
 
     fn load(&self) -> Result<Arc<ServerConfig>, FileError> {
@@ -170,8 +169,9 @@ impl Files for ServerFiles {
             Some(file) => Some((file.as_path(), authorities(file, &read(file)?)?)),
         };
         let (chain, key) = self.pair.read()?;
-        let config = server(clients)?.with_single_cert(chain, key);
-        let config = config.map_err(|source| self.pair.mismatch(source))?;
+        let config = server(clients)?
+            .with_single_cert(chain, key)
+            .map_err(|source| self.pair.mismatch(source))?;
         Ok(with_protocol(config))
     }
 
@@ -215,12 +215,14 @@ impl ServerPems {
         };
         let chain = certificates(place, &self.chain)?;
         let key = private_key(place, &self.key)?;
-        let config = server(clients)?.with_single_cert(chain, key);
-        let config = config.map_err(|source| FileError::Pair {
-            certificate: place.to_owned(),
-            key: place.to_owned(),
-            source,
-        })?;
+        let config =
+            server(clients)?
+                .with_single_cert(chain, key)
+                .map_err(|source| FileError::Pair {
+                    certificate: place.to_owned(),
+                    key: place.to_owned(),
+                    source,
+                })?;
         Ok(with_protocol(config))
     }
 }
@@ -243,11 +245,11 @@ fn server(
     };
     let verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider())
         .allow_unauthenticated()
-        .build();
-    let verifier = verifier.map_err(|source| FileError::Clients {
-        file: file.to_owned(),
-        source,
-    })?;
+        .build()
+        .map_err(|source| FileError::Clients {
+            file: file.to_owned(),
+            source,
+        })?;
     Ok(builder.with_client_cert_verifier(verifier))
 }
 

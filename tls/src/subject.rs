@@ -56,9 +56,10 @@ impl Subject {
         if more.is_some() {
             return None;
         }
-        let groups = subject.iter_organization();
-        let groups: Option<Vec<String>> =
-            groups.map(|group| group.as_str().ok().map(str::to_owned)).collect();
+        let groups: Option<Vec<String>> = subject
+            .iter_organization()
+            .map(|group| group.as_str().ok().map(str::to_owned))
+            .collect();
         Some(Self {
             name: name.as_str().ok()?.to_owned(),
             groups: groups?,

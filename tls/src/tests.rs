@@ -205,8 +205,7 @@ async fn a_server_in_plain_text_is_named() {
 async fn the_end_of_a_servers_certificate_is_known() {
     let authority = Authority::new("a");
     let follower = Follower::start(authority.server(), "a test").unwrap();
-    let left = follower.ends_at().unwrap().duration_since(SystemTime::now());
-    let left = left.unwrap().as_secs();
+    let left = follower.ends_at().unwrap().duration_since(SystemTime::now()).unwrap().as_secs();
     assert!((3_500..=3_600).contains(&left), "{left} s");
     let files = ClientFiles {
         authorities: authority.file("ca.crt"),

@@ -38,8 +38,7 @@ impl Anchor {
     /// that is shown twice is the same.
     fn after(self, now: Self) -> Self {
         let expected = self.wall(now.own);
-        let off = expected.duration_since(now.wall);
-        let off = off.unwrap_or_else(|error| error.duration());
+        let off = expected.duration_since(now.wall).unwrap_or_else(|error| error.duration());
         if off < STEP { self } else { now }
     }
 }

@@ -96,8 +96,9 @@ impl Dialer {
             async move {
                 let stream = self.connect(&addresses).await?;
                 let host = server_name.as_deref().or(url.host()).unwrap_or_default();
-                let greeted = timeout(CONNECT, greet(stream, tls, host)).await;
-                let greeted = greeted.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()));
+                let greeted = timeout(CONNECT, greet(stream, tls, host))
+                    .await
+                    .unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()));
                 greeted.map(TokioIo::new)
             }
         })
@@ -149,10 +150,12 @@ pub async fn resolve(url: &Uri) -> io::Result<Vec<SocketAddr>> {
         return Ok(vec![SocketAddr::new(ip, port)]);
     }
     let host = url.host().unwrap_or_default();
-    let found = timeout(CONNECT, lookup_host((host, port))).await;
-    let found = found.map_err(|_| io::Error::from(io::ErrorKind::TimedOut))??;
-    let found = found.take(MAX_ADDRESSES);
-    Ok(found.map(|at| SocketAddr::new(at.ip().to_canonical(), port)).collect())
+    Ok(timeout(CONNECT, lookup_host((host, port)))
+        .await
+        .map_err(|_| io::Error::from(io::ErrorKind::TimedOut))??
+        .take(MAX_ADDRESSES)
+        .map(|at| SocketAddr::new(at.ip().to_canonical(), port))
+        .collect())
 }
 
 /// Returns the IP address of a URL whose host is one.

@@ -234,8 +234,8 @@ impl ChangeView {
     /// Returns which nodes hold the change, and since when.
     fn progress(&self, only: Option<&str>) -> Span {
         let after = |at: Option<Time>| {
-            let span = at.zip(self.observed);
-            span.map_or_else(|| "?".to_owned(), |(at, from)| human(at.age(from)))
+            at.zip(self.observed)
+                .map_or_else(|| "?".to_owned(), |(at, from)| human(at.age(from)))
         };
         if let Some(node) = only {
             return match self.slowest.first() {

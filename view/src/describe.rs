@@ -86,15 +86,15 @@ impl DescriptionView {
 
     /// Returns the virtual servers of the nodes that serve by IPVS.
     fn servers(&self) -> Vec<servers::OnNode<'_>> {
-        let nodes = self.nodes.iter();
-        let with = nodes.filter_map(|node| Some((node.node.as_str(), node.ipvs.as_ref()?)));
-        with.collect()
+        self.nodes
+            .iter()
+            .filter_map(|node| Some((node.node.as_str(), node.ipvs.as_ref()?)))
+            .collect()
     }
 
     /// Returns whether the Service asks for the userspace proxy.
     pub fn asks_for_proxy(&self) -> bool {
-        let mut services = self.service.iter();
-        services.any(|service| service.data_path.is_some())
+        self.service.iter().any(|service| service.data_path.is_some())
     }
 
     /// Adds what the nodes' userspace proxies know, or why that is not known.
@@ -229,8 +229,7 @@ fn facts(service: &ServiceView, canvas: &Canvas) -> String {
         ("IPVS scheduler", optional(service.ipvs_scheduler.clone())),
         ("Data path", optional(service.data_path.clone())),
     ];
-    let fields = fields.iter();
-    fields.map(|(key, values)| field(key, values, canvas)).collect()
+    fields.iter().map(|(key, values)| field(key, values, canvas)).collect()
 }
 
 /// Returns one port: its addresses, its endpoints, and the number of nodes for which each endpoint
@@ -305,9 +304,10 @@ fn nodes_text(
 ) -> String {
     let problem = |node: &ServiceNodeView| {
         // Revisions and process numbers differ, and the problem is the same.
-        let notes = node_notes(node, canvas).into_iter();
-        let notes = notes.map(|span| span.text.replace(|c: char| c.is_ascii_digit(), ""));
-        let notes: Vec<String> = notes.collect();
+        let notes: Vec<String> = node_notes(node, canvas)
+            .into_iter()
+            .map(|span| span.text.replace(|c: char| c.is_ascii_digit(), ""))
+            .collect();
         (!node.programmed || !notes.is_empty()).then_some((node.programmed, notes))
     };
     let folded = Folded::new(nodes, canvas, problem, |node| node.programmed);
@@ -322,8 +322,9 @@ fn nodes_text(
 
 fn nodes_table(rows: &[Vec<&ServiceNodeView>], now: Option<Time>, canvas: &Canvas) -> String {
     let latest = |row: &Vec<&ServiceNodeView>| {
-        let changes = row.iter().filter_map(|node| node.last_change.clone());
-        changes.max_by_key(|change| change.time)
+        row.iter()
+            .filter_map(|node| node.last_change.clone())
+            .max_by_key(|change| change.time)
     };
     let changed = |row: &Vec<&ServiceNodeView>| {
         let at = latest(row).and_then(|change| change.time);
@@ -356,8 +357,7 @@ fn nodes_table(rows: &[Vec<&ServiceNodeView>], now: Option<Time>, canvas: &Canva
             }
         })
         .column(Column::new("APPLIED"), |row| {
-            let nodes = row.iter();
-            let behind = nodes.min_by_key(|node| node.applied_revision);
+            let behind = row.iter().min_by_key(|node| node.applied_revision);
             behind.map_or(Span::none(), |node| {
                 progress(Some(node.applied_revision), node.wanted_revision)
             })

@@ -211,8 +211,11 @@ impl FollowedView {
 
 impl View for FollowedView {
     fn text(&self, canvas: &Canvas) -> String {
-        let lines = self.packets.iter().map(PacketView::line);
-        let lines = lines.map(|line| paragraph(&Span::plain(line), canvas, 0));
+        let lines = self
+            .packets
+            .iter()
+            .map(PacketView::line)
+            .map(|line| paragraph(&Span::plain(line), canvas, 0));
         let mut out: String = lines.collect();
         if self.lost > 0 {
             let text = format!("{} samples were lost", grouped(self.lost));

@@ -46,10 +46,11 @@ impl EndpointView {
 
     /// Returns the hints for which clients should use the endpoint: `zone a,b` or `node n`.
     pub fn hints(&self) -> Span {
-        let hints = [("zone", &self.zone_hints), ("node", &self.node_hints)];
-        let hints = hints.into_iter().filter(|(_, names)| !names.is_empty());
-        let hints: Vec<_> =
-            hints.map(|(kind, names)| format!("{kind}={}", names.join(","))).collect();
+        let hints: Vec<_> = [("zone", &self.zone_hints), ("node", &self.node_hints)]
+            .into_iter()
+            .filter(|(_, names)| !names.is_empty())
+            .map(|(kind, names)| format!("{kind}={}", names.join(",")))
+            .collect();
         Span::plain(hints.join(" "))
     }
 }
@@ -96,8 +97,7 @@ impl EndpointListView {
     pub fn new(ports: Vec<pb::ServiceView>, namespace: Option<&str>) -> Self {
         let items = ports.into_iter().flat_map(|port| {
             let key = KeyView::from(port.key.unwrap_or_default());
-            let endpoints = port.endpoints.into_iter();
-            endpoints.map(move |endpoint| OwnedEndpointView {
+            port.endpoints.into_iter().map(move |endpoint| OwnedEndpointView {
                 key: key.clone(),
                 endpoint: endpoint.into(),
             })
@@ -128,9 +128,11 @@ impl List for EndpointListView {
 
 impl View for EndpointListView {
     fn names(&self) -> Option<Vec<String>> {
-        let items = self.items.iter();
-        let names = items.map(|of| format!("endpoints/{}/{}", of.key.namespace, of.key.service));
-        let mut names: Vec<String> = names.collect();
+        let mut names: Vec<String> = self
+            .items
+            .iter()
+            .map(|of| format!("endpoints/{}/{}", of.key.namespace, of.key.service))
+            .collect();
         let mut seen = HashSet::new();
         names.retain(|name| seen.insert(name.clone()));
         Some(names)

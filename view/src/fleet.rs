@@ -120,8 +120,9 @@ impl SummaryView {
             (self.frozen, "frozen", Tone::Warn),
             (self.unknown, "unknown", Tone::Warn),
             (self.obstructed, "obstructed", Tone::Bad),
-        ];
-        let others = others.into_iter().filter(|(count, _, _)| *count > 0);
+        ]
+        .into_iter()
+        .filter(|(count, _, _)| *count > 0);
         spans.extend(others.map(|(count, what, tone)| Span::new(format!("{count} {what}"), tone)));
         spans
     }
@@ -150,8 +151,8 @@ impl From<pb::Fleet> for FleetView {
     fn from(fleet: pb::Fleet) -> Self {
         let mut status = fleet.control_plane.unwrap_or_default();
         let issues = IssueView::list(std::mem::take(&mut status.issues));
-        let nodes = fleet.nodes.into_iter();
-        let nodes: Vec<_> = nodes.map(|n| NodeView::new(n, status.epoch)).collect();
+        let nodes: Vec<_> =
+            fleet.nodes.into_iter().map(|n| NodeView::new(n, status.epoch)).collect();
         let issues_omitted = status.issues_omitted;
         let (errors, warnings) = (status.errors, status.warnings);
         let control_plane = ControlPlaneView::from(status);
@@ -264,8 +265,9 @@ impl FleetView {
         let troubles = [
             (count(NodeView::misses_policies), "not as written on"),
             (count(NodeView::lacks_pod_ranges), "Pod ranges unknown on"),
-        ];
-        let troubles = troubles.into_iter().filter(|(nodes, _)| *nodes > 0);
+        ]
+        .into_iter()
+        .filter(|(nodes, _)| *nodes > 0);
         spans.extend(
             troubles.map(|(nodes, what)| warn(format!("{what} {}", plural(nodes, "node")))),
         );
@@ -299,12 +301,14 @@ fn degraded_text(nodes: &[NodeView], canvas: &Canvas) -> String {
         let object = failure.object.as_ref().map_or("node".to_owned(), ToString::to_string);
         *counts.entry((object, &failure.reason)).or_default() += 1;
     }
-    let rows = counts.into_iter().map(|((object, reason), nodes)| Degraded {
-        object,
-        reason,
-        nodes,
-    });
-    let rows: Vec<Degraded<'_>> = rows.collect();
+    let rows: Vec<Degraded<'_>> = counts
+        .into_iter()
+        .map(|((object, reason), nodes)| Degraded {
+            object,
+            reason,
+            nodes,
+        })
+        .collect();
     if rows.is_empty() {
         return String::new();
     }

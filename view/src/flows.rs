@@ -132,8 +132,11 @@ impl FlowsView {
     }
 
     fn summary(&self) -> Span {
-        let connections = self.flows.iter().map(|flow| flow.connections);
-        let connections = connections.fold(self.connections_omitted, u64::saturating_add);
+        let connections = self
+            .flows
+            .iter()
+            .map(|flow| flow.connections)
+            .fold(self.connections_omitted, u64::saturating_add);
         let distinct = |of: fn(&FlowView) -> &str| {
             let all: BTreeSet<&str> = self.flows.iter().map(of).collect();
             all.len()
@@ -249,11 +252,11 @@ impl FlowView {
         let some: Vec<_> = states.iter().filter(|(count, _)| *count > 0).collect();
         let text = match some.as_slice() {
             [(_, only)] => (*only).to_owned(),
-            some => {
-                let parts = some.iter();
-                let parts = parts.map(|(count, state)| format!("{} {state}", grouped(*count)));
-                parts.collect::<Vec<_>>().join(", ")
-            }
+            some => some
+                .iter()
+                .map(|(count, state)| format!("{} {state}", grouped(*count)))
+                .collect::<Vec<_>>()
+                .join(", "),
         };
         let tone = match self.unreplied {
             0 => Tone::Plain,

@@ -46,8 +46,9 @@ impl FromStr for Threshold {
         let digits = format!("{whole}{part:0<3}");
         let are_digits = part.len() <= 3 && digits.bytes().all(|b| b.is_ascii_digit());
         let share = if are_digits { digits.parse().ok() } else { None };
-        let share = share.filter(|share| (1..=Self::ALL.0).contains(share));
-        let share = share.ok_or("expected a share such as 99% or 99.5%, 100% at most")?;
+        let share = share
+            .filter(|share| (1..=Self::ALL.0).contains(share))
+            .ok_or("expected a share such as 99% or 99.5%, 100% at most")?;
         Ok(Self(share))
     }
 }

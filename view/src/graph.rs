@@ -116,8 +116,8 @@ impl GraphView {
         };
         let begun = sum(|edge| edge.connections).saturating_add(self.connections_omitted);
         // Agents count by the minute, and may have begun to count a moment ago.
-        let seconds = self.edges.iter().map(|edge| edge.seconds).max();
-        let seconds = seconds.unwrap_or(self.since_seconds);
+        let seconds =
+            self.edges.iter().map(|edge| edge.seconds).max().unwrap_or(self.since_seconds);
         Span::plain(format!(
             "{} began in {}, {} failed, from {} to {}; {}",
             grouped(begun),
@@ -157,8 +157,12 @@ impl GraphView {
             let text = "\"other clients\" are those for which agents had no room: each remembers 9,000 edges";
             line(text.to_owned(), Tone::Warn);
         }
-        let lossy = self.partial.iter().filter(|of| of.lost > 0);
-        let lossy: Vec<&str> = lossy.map(|of| of.node.as_str()).collect();
+        let lossy: Vec<&str> = self
+            .partial
+            .iter()
+            .filter(|of| of.lost > 0)
+            .map(|of| of.node.as_str())
+            .collect();
         if !lossy.is_empty() {
             let text = "some connections are not counted: the kernel reported more than the agent could read or has room for, or \
                  net.netfilter.nf_conntrack_events was 0";

@@ -257,10 +257,10 @@ impl<'a> Problem<'a> {
         }];
         let all = self.others.iter().chain([&self.first]);
         let unnamed: u64 = all.map(|issue| issue.alike).sum();
-        let count = usize::try_from(unnamed).unwrap_or(usize::MAX);
-        let count = count.saturating_add(self.others.len());
-        let names = self.others.iter().take(OTHERS_NAMED);
-        let names: Vec<String> = names.map(|issue| issue.object()).collect();
+        let count =
+            usize::try_from(unnamed).unwrap_or(usize::MAX).saturating_add(self.others.len());
+        let names: Vec<String> =
+            self.others.iter().take(OTHERS_NAMED).map(|issue| issue.object()).collect();
         notes.extend((count > 0).then(|| {
             let such_as = match names.as_slice() {
                 [] => String::new(),

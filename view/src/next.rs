@@ -55,8 +55,10 @@ fn failing(nodes: &[NodeView]) -> Option<(usize, String)> {
 fn failing_as(nodes: &[NodeView], is: fn(&FailureView) -> bool) -> Option<(usize, String)> {
     let objects = || {
         nodes.iter().flat_map(move |node| {
-            let failures = node.failures.iter().filter(move |failure| is(failure));
-            failures.filter_map(move |failure| Some((node, failure.object.as_ref()?)))
+            node.failures
+                .iter()
+                .filter(move |failure| is(failure))
+                .filter_map(move |failure| Some((node, failure.object.as_ref()?)))
         })
     };
     let mut found = BTreeMap::<(&str, &str), BTreeSet<&str>>::new();

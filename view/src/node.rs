@@ -84,9 +84,10 @@ impl NodeDescriptionView {
             |applied| format!("applied {applied} of {}", revisions.wanted.max(applied)),
         );
         let verified = self.ago(node.verified_time()).map(|ago| format!("read back {ago} ago"));
-        let objects = node.objects.as_ref();
-        let objects =
-            objects.map(|of| format!("{} Services, {} endpoints", of.services, of.endpoints));
+        let objects = node
+            .objects
+            .as_ref()
+            .map(|of| format!("{} Services, {} endpoints", of.services, of.endpoints));
         let policies = node.policies.as_ref().map(enforced);
         let fields: [(&str, Vec<Span>); 8] = [
             ("Agent", self.agent()),
@@ -109,8 +110,9 @@ impl NodeDescriptionView {
         ];
         out.extend(fields.iter().map(|(key, values)| field(key, values, canvas)));
         out.push_str(&self.latency(canvas));
-        let avoided = node.avoided.iter();
-        let avoided = avoided
+        let avoided = node
+            .avoided
+            .iter()
             .map(|one| Span::new(format!("{} of {}", one.address, one.port), Tone::Warn))
             .collect::<Vec<_>>();
         out.push_str(&field("Avoids", &avoided, canvas));
@@ -127,8 +129,7 @@ impl NodeDescriptionView {
             &node.peer,
             &heard.unwrap_or_default(),
         ];
-        let texts = texts.into_iter().filter(|text| !text.is_empty());
-        texts.map(Span::plain).collect()
+        texts.into_iter().filter(|text| !text.is_empty()).map(Span::plain).collect()
     }
 
     /// Returns how long the latest changes took, and how many failed.

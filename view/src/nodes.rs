@@ -233,8 +233,11 @@ impl NodeView {
 
     /// Returns a sum over the virtual servers of all families; `None` without any.
     pub fn sum_of_servers(&self, of: fn(&ServersView) -> u64) -> Option<u64> {
-        let families = self.families.iter();
-        families.filter_map(|f| f.ipvs.as_ref()).map(of).reduce(u64::saturating_add)
+        self.families
+            .iter()
+            .filter_map(|f| f.ipvs.as_ref())
+            .map(of)
+            .reduce(u64::saturating_add)
     }
 
     /// Returns when the kernel was last compared, for the family for which that is longest ago.
@@ -244,8 +247,10 @@ impl NodeView {
 
     /// Returns what stands in the way of packets on the node, unless the agent that found it is gone.
     pub(crate) fn obstacles(&self) -> impl Iterator<Item = &FindingView> {
-        let findings = self.findings.iter().filter(|of| !of.is_info());
-        findings.filter(|_| self.state != NodeStateView::Disconnected)
+        self.findings
+            .iter()
+            .filter(|of| !of.is_info())
+            .filter(|_| self.state != NodeStateView::Disconnected)
     }
 
     /// Returns whether something on the node drops packets.
@@ -295,8 +300,7 @@ impl HeldView {
 
 /// Returns the names of nodes for `-o name`.
 pub fn names_of(nodes: &[NodeView]) -> Vec<String> {
-    let names = nodes.iter().map(|node| format!("node/{}", node.name));
-    names.collect()
+    nodes.iter().map(|node| format!("node/{}", node.name)).collect()
 }
 
 /// The view of `kpctl get nodes`.

@@ -29,8 +29,9 @@ pub struct PolicyView {
 
 impl From<pb::PolicySummary> for PolicyView {
     fn from(policy: pb::PolicySummary) -> Self {
-        let types = [(policy.ingress, "Ingress"), (policy.egress, "Egress")];
-        let types = types.into_iter().filter(|(is, _)| *is);
+        let types = [(policy.ingress, "Ingress"), (policy.egress, "Egress")]
+            .into_iter()
+            .filter(|(is, _)| *is);
         Self {
             namespace: policy.namespace,
             name: policy.name,
@@ -104,8 +105,7 @@ impl List for PolicyListView {
 
 impl View for PolicyListView {
     fn names(&self) -> Option<Vec<String>> {
-        let items = self.items.iter();
-        Some(items.map(PolicyView::full_name).collect())
+        Some(self.items.iter().map(PolicyView::full_name).collect())
     }
 
     fn text(&self, canvas: &Canvas) -> String {

@@ -204,10 +204,8 @@ impl ProbeReportView {
     }
 
     fn summary(&self) -> Span {
-        let count = |verdict| {
-            let nodes = self.nodes.iter().filter(|node| node.verdict == verdict);
-            nodes.count() as u64
-        };
+        let count =
+            |verdict| self.nodes.iter().filter(|node| node.verdict == verdict).count() as u64;
         let all = grouped(self.nodes.len() as u64 + self.nodes_omitted);
         let works = grouped(count(NodeVerdict::Works));
         let mut text = format!("{works} of {all} work");

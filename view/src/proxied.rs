@@ -115,8 +115,9 @@ impl ProxiedView {
     fn avoided(&self) -> Vec<(&str, Vec<&str>)> {
         let mut avoided: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
         for port in &self.ports {
-            let of_port = port.endpoints.iter();
-            for endpoint in of_port.filter(|endpoint| endpoint.avoided_seconds.is_some()) {
+            for endpoint in
+                port.endpoints.iter().filter(|endpoint| endpoint.avoided_seconds.is_some())
+            {
                 let nodes = avoided.entry(&endpoint.address).or_default();
                 if nodes.last() != Some(&port.node.as_str()) {
                     nodes.push(&port.node);
@@ -179,9 +180,11 @@ fn table(ports: &[ProxiedPortView], canvas: &Canvas) -> String {
         .column(Column::new("OPEN"), |one| number(one.open))
         .column(Column::new("OPENED"), |one| number(one.opened))
         .column(Column::new("FAILED"), |one| {
-            let failed = one.failed.iter();
-            let parts: Vec<_> =
-                failed.map(|(reason, count)| format!("{} {reason}", grouped(*count))).collect();
+            let parts: Vec<_> = one
+                .failed
+                .iter()
+                .map(|(reason, count)| format!("{} {reason}", grouped(*count)))
+                .collect();
             if parts.is_empty() {
                 number(0)
             } else {
@@ -201,8 +204,9 @@ fn table(ports: &[ProxiedPortView], canvas: &Canvas) -> String {
             number(one.bytes_to_clients)
         })
         .column(Column::wide("ENDPOINTS"), |one| {
-            let each = one.endpoints.iter();
-            let each: Vec<_> = each
+            let each: Vec<_> = one
+                .endpoints
+                .iter()
                 .map(|endpoint| format!("{} ({})", endpoint.address, endpoint.open))
                 .collect();
             Span::plain(each.join(", "))

@@ -114,8 +114,7 @@ impl ServiceView {
         extend(&mut self.external_ips, port.external_ips);
         extend(&mut self.load_balancer_ips, port.load_balancer_ips);
         extend(&mut self.load_balancer_source_ranges, port.source_ranges);
-        let endpoints = port.endpoints.into_iter().map(EndpointView::from);
-        let endpoints: Vec<_> = endpoints.collect();
+        let endpoints: Vec<_> = port.endpoints.into_iter().map(EndpointView::from).collect();
         self.ports.push(PortView {
             name: key.port_name,
             protocol: key.protocol,
@@ -179,8 +178,7 @@ impl<'a> Row<'a> {
     fn all(service: &'a ServiceView) -> impl Iterator<Item = Self> {
         let families: BTreeSet<_> = service.ports.iter().map(|port| port.family).collect();
         families.into_iter().map(move |family| {
-            let ports = service.ports.iter().filter(|port| port.family == family);
-            let ports = ports.collect();
+            let ports = service.ports.iter().filter(|port| port.family == family).collect();
             Self { service, ports }
         })
     }
@@ -196,8 +194,7 @@ impl<'a> Row<'a> {
 
     /// Returns the ready and all endpoints of the port that has the fewest.
     fn endpoints(&self) -> Span {
-        let counts = self.ports.iter();
-        let counts = counts.map(|port| (port.ready_endpoints, port.endpoints.len()));
+        let counts = self.ports.iter().map(|port| (port.ready_endpoints, port.endpoints.len()));
         let (ready, all) = counts.min().unwrap_or_default();
         let tone = match ready {
             0 => Tone::Bad,
@@ -218,9 +215,12 @@ impl List for ServiceListView {
 
 impl View for ServiceListView {
     fn names(&self) -> Option<Vec<String>> {
-        let items = self.items.iter();
-        let names = items.map(|of| format!("service/{}/{}", of.namespace, of.name));
-        Some(names.collect())
+        Some(
+            self.items
+                .iter()
+                .map(|of| format!("service/{}/{}", of.namespace, of.name))
+                .collect(),
+        )
     }
 
     fn text(&self, canvas: &Canvas) -> String {

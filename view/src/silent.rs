@@ -76,8 +76,10 @@ impl AskedView {
 
     /// Returns what a list lacks, after an empty line, and who did not answer.
     pub(crate) fn below(&self, lacks: &[(String, Tone)], canvas: &Canvas) -> String {
-        let lines = lacks.iter().map(|(text, tone)| paragraph(&Span::new(text, *tone), canvas, 0));
-        let lines: String = lines.collect();
+        let lines: String = lacks
+            .iter()
+            .map(|(text, tone)| paragraph(&Span::new(text, *tone), canvas, 0))
+            .collect();
         let empty = if lines.is_empty() { "" } else { "\n" };
         format!("{empty}{lines}{}", self.text(canvas))
     }

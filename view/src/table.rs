@@ -156,8 +156,7 @@ impl<'a, T> Table<'a, T> {
         });
         let mut out = if canvas.headers { line(titles, canvas) } else { String::new() };
         for row in 0..self.rows.len() {
-            let cells = self.columns.iter();
-            let cells = cells.map(|filled| (filled.cells[row].clone(), filled.width));
+            let cells = self.columns.iter().map(|filled| (filled.cells[row].clone(), filled.width));
             out.push_str(&line(cells, canvas));
             for note in self.notes.get(row).into_iter().flatten() {
                 out.push_str(&paragraph(note, canvas, NOTE_INDENT));
@@ -183,8 +182,12 @@ fn cut_ends(columns: &mut [Filled]) -> Vec<(&'static str, String)> {
     for filled in columns.iter_mut().filter(|filled| filled.column.names) {
         // Cells with blanks count rows, and are no names.
         let is_name = |text: &str| !text.contains(' ');
-        let names = filled.cells.iter().map(|cell| cell.text.as_str());
-        let names: Vec<&str> = names.filter(|text| is_name(text)).collect();
+        let names: Vec<&str> = filled
+            .cells
+            .iter()
+            .map(|cell| cell.text.as_str())
+            .filter(|text| is_name(text))
+            .collect();
         let Some(end) = common_end(&names).map(str::to_owned) else {
             continue;
         };
@@ -208,12 +211,15 @@ fn common_end<'a>(names: &[&'a str]) -> Option<&'a str> {
     if rest.is_empty() {
         return None;
     }
-    let dots = first.match_indices('.').map(|(at, _)| at);
-    let mut ends = dots.filter(|at| *at > 0).map(|at| &first[at..]);
-    ends.find(|end| {
-        let shared = |name: &&str| name.len() > end.len() && name.ends_with(end);
-        rest.iter().all(shared)
-    })
+    first
+        .match_indices('.')
+        .map(|(at, _)| at)
+        .filter(|at| *at > 0)
+        .map(|at| &first[at..])
+        .find(|end| {
+            let shared = |name: &&str| name.len() > end.len() && name.ends_with(end);
+            rest.iter().all(shared)
+        })
 }
 
 /// Drops columns until the others fit at their least width, then shares the remaining room.

@@ -48,8 +48,10 @@ pub fn only_wide(view: &impl View) -> String {
     let narrow = table(view);
     let known: HashSet<&str> = narrow.lines().collect();
     let full = wide(view);
-    let new = full.lines().filter(|line| !known.contains(line));
-    new.map(|line| format!("{line}\n")).collect()
+    full.lines()
+        .filter(|line| !known.contains(line))
+        .map(|line| format!("{line}\n"))
+        .collect()
 }
 
 /// Asserts that no line is too long or ends in blanks.

@@ -63,10 +63,13 @@ pub fn visible(text: String) -> String {
     if !text.contains(is_hidden) {
         return text;
     }
-    let escaped = text.chars().map(|c| {
-        if is_hidden(c) { format!("\\u{:04x}", u32::from(c)) } else { c.to_string() }
-    });
-    escaped.collect()
+    text.chars()
+        .map(
+            |c| {
+                if is_hidden(c) { format!("\\u{:04x}", u32::from(c)) } else { c.to_string() }
+            },
+        )
+        .collect()
 }
 
 /// Cuts the middle out of text that is wider than `columns`, because names differ at both ends.
@@ -77,8 +80,7 @@ pub fn elide(text: &str, columns: usize, ellipsis: &str) -> String {
     let room = columns.saturating_sub(ellipsis.width());
     let tail_room = room * 2 / 5;
     let head = take(text.chars(), room - tail_room);
-    let tail = take(text.chars().rev(), tail_room);
-    let tail: String = tail.chars().rev().collect();
+    let tail: String = take(text.chars().rev(), tail_room).chars().rev().collect();
     format!("{head}{ellipsis}{tail}")
 }
 
@@ -100,8 +102,7 @@ pub fn wrap(text: &str, columns: usize, hanging: usize) -> Vec<String> {
     for word in text.split(' ').filter(|word| !word.is_empty()) {
         let mut rest = word;
         while !rest.is_empty() {
-            let limit = columns.saturating_sub(if lines.len() > 1 { hanging } else { 0 });
-            let limit = limit.max(1);
+            let limit = columns.saturating_sub(if lines.len() > 1 { hanging } else { 0 }).max(1);
             let Some(line) = lines.last_mut() else { break };
             let gap = usize::from(!line.is_empty());
             if line.width() + gap + rest.width() <= limit {
@@ -166,16 +167,19 @@ pub fn field(key: &str, values: &[Span], canvas: &Canvas) -> String {
 /// Returns a key and a sentence, wrapped; an empty key continues the field above.
 pub fn long_field(key: &str, value: &Span, canvas: &Canvas) -> String {
     let lines = wrap(&value.text, canvas.columns.saturating_sub(KEY_COLUMNS), 0);
-    let lines = lines.iter().enumerate().map(|(i, line)| {
-        let key = if i == 0 { key } else { "" };
-        let gap = " ".repeat(KEY_COLUMNS.saturating_sub(key.width()));
-        let key = match key {
-            "" => String::new(),
-            key => Tone::Strong.paint(key),
-        };
-        format!("{key}{gap}{}\n", value.tone.paint(line))
-    });
-    lines.collect()
+    lines
+        .iter()
+        .enumerate()
+        .map(|(i, line)| {
+            let key = if i == 0 { key } else { "" };
+            let gap = " ".repeat(KEY_COLUMNS.saturating_sub(key.width()));
+            let key = match key {
+                "" => String::new(),
+                key => Tone::Strong.paint(key),
+            };
+            format!("{key}{gap}{}\n", value.tone.paint(line))
+        })
+        .collect()
 }
 
 /// Returns a count and its noun: `1 node`, `2 nodes`.

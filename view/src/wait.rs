@@ -50,11 +50,13 @@ impl WaitView {
         limit: Duration,
         services: Vec<ConvergenceView>,
     ) -> Self {
-        let services = services.into_iter().map(|convergence| WaitedView {
-            reached: convergence.has_reached(goal, threshold),
-            convergence,
-        });
-        let services: Vec<_> = services.collect();
+        let services: Vec<_> = services
+            .into_iter()
+            .map(|convergence| WaitedView {
+                reached: convergence.has_reached(goal, threshold),
+                convergence,
+            })
+            .collect();
         Self {
             api_version: API_VERSION,
             kind: "Wait",
@@ -70,22 +72,23 @@ impl WaitView {
     /// Returns the steps for the Services that have not reached the goal, at most one of each kind.
     fn next_steps(&self, program: &str) -> Vec<String> {
         let missing = self.services.iter().filter(|service| !service.reached);
-        let steps = missing.map(|service| {
-            let of = &service.convergence;
-            match of.state {
-                _ if of.is_held() => (0, format!("{program} approve")),
-                _ if of.nodes_incomplete => (3, format!("{program} status")),
-                ServiceState::Served => (
-                    1,
-                    format!("{program} describe service {}/{}", of.namespace, of.name),
-                ),
-                ServiceState::Unknown if self.wanted.0 != Goal::Deleted => {
-                    (2, format!("{program} get services -n {}", of.namespace))
+        let mut steps: Vec<_> = missing
+            .map(|service| {
+                let of = &service.convergence;
+                match of.state {
+                    _ if of.is_held() => (0, format!("{program} approve")),
+                    _ if of.nodes_incomplete => (3, format!("{program} status")),
+                    ServiceState::Served => (
+                        1,
+                        format!("{program} describe service {}/{}", of.namespace, of.name),
+                    ),
+                    ServiceState::Unknown if self.wanted.0 != Goal::Deleted => {
+                        (2, format!("{program} get services -n {}", of.namespace))
+                    }
+                    _ => (3, format!("{program} status")),
                 }
-                _ => (3, format!("{program} status")),
-            }
-        });
-        let mut steps: Vec<_> = steps.collect();
+            })
+            .collect();
         steps.sort_by_key(|(kind, _)| *kind);
         steps.dedup_by_key(|(kind, _)| *kind);
         steps.into_iter().map(|(_, step)| step).collect()
@@ -95,9 +98,12 @@ impl WaitView {
 impl WaitView {
     /// Returns the replicas that any answer lacks.
     fn missing_text(&self, canvas: &Canvas) -> String {
-        let services = self.services.iter();
-        let missing = services.flat_map(|service| &service.convergence.missing_replicas);
-        let missing: BTreeMap<_, _> = missing.map(|one| (&one.address, one)).collect();
+        let missing: BTreeMap<_, _> = self
+            .services
+            .iter()
+            .flat_map(|service| &service.convergence.missing_replicas)
+            .map(|one| (&one.address, one))
+            .collect();
         missing_text(missing.into_values(), canvas)
     }
 }
@@ -105,29 +111,32 @@ impl WaitView {
 impl View for WaitView {
     fn text(&self, canvas: &Canvas) -> String {
         let (goal, threshold) = self.wanted;
-        let services = self.services.iter().map(|service| {
-            let convergence = &service.convergence;
-            let mut line = convergence.line();
-            if goal == Goal::Verified && convergence.state == ServiceState::Served {
-                let verified = grouped(convergence.verified);
-                line.push_str(&format!("; verified on {verified}"));
-            }
-            if service.reached {
-                return paragraph(&Span::new(line, Tone::Good), canvas, 0);
-            }
-            let share = match threshold.percent() {
-                100.0 => String::new(),
-                percent => format!(" on {percent}% of the nodes"),
-            };
-            let late = format!(
-                "not {}{share} within {}: {line}",
-                self.goal,
-                human(self.limit)
-            );
-            let late = paragraph(&Span::new(late, Tone::Bad), canvas, 0);
-            late + &convergence.laggards_text(goal, canvas)
-        });
-        let services: Vec<String> = services.collect();
+        let services: Vec<String> = self
+            .services
+            .iter()
+            .map(|service| {
+                let convergence = &service.convergence;
+                let mut line = convergence.line();
+                if goal == Goal::Verified && convergence.state == ServiceState::Served {
+                    let verified = grouped(convergence.verified);
+                    line.push_str(&format!("; verified on {verified}"));
+                }
+                if service.reached {
+                    return paragraph(&Span::new(line, Tone::Good), canvas, 0);
+                }
+                let share = match threshold.percent() {
+                    100.0 => String::new(),
+                    percent => format!(" on {percent}% of the nodes"),
+                };
+                let late = format!(
+                    "not {}{share} within {}: {line}",
+                    self.goal,
+                    human(self.limit)
+                );
+                let late = paragraph(&Span::new(late, Tone::Bad), canvas, 0);
+                late + &convergence.laggards_text(goal, canvas)
+            })
+            .collect();
         let gap = if self.reached { "" } else { "\n" };
         let steps = next_steps_text(&self.next_steps(canvas.program), canvas);
         let services = services.join(gap);

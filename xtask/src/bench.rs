@@ -122,8 +122,9 @@ pub(crate) fn run(mut args: Vec<String>) -> Result<ExitCode> {
 /// Builds the benchmarks, and kplane's programs beside them with the same dependencies; returns the program of all
 /// benchmarks.
 pub(crate) fn build(profile: &str) -> Result<PathBuf> {
-    let packages = ["kplane-bench", "kp-controlplane", "kp-nodeagent"];
-    let packages = packages.map(|name| ["--package", name]).concat();
+    let packages = ["kplane-bench", "kp-controlplane", "kp-nodeagent"]
+        .map(|name| ["--package", name])
+        .concat();
     let mut build = cargo::in_bench("build")?;
     cargo::status(build.args(["--profile", profile]).args(packages))?;
     Ok(cargo::programs(profile)?.join("kplane-bench"))

@@ -139,9 +139,7 @@ fn generate(package: &Path, module: &Path) -> Result<()> {
     for kind in ["python", "pyi", "grpc_python"] {
         protoc.arg(format!("--{kind}_out={}", package.display()));
     }
-    let places = protos.iter();
-    let places = places.map(|file| format!("M{file}={MODULE}/kplanev1,"));
-    let places: String = places.collect();
+    let places: String = protos.iter().map(|file| format!("M{file}={MODULE}/kplanev1,")).collect();
     for kind in ["go", "go-grpc"] {
         let out = module.display();
         protoc.arg(format!("--{kind}_out={places}module={MODULE}:{out}"));

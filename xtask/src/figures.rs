@@ -87,8 +87,10 @@ pub(crate) fn regressions(old: &str, new: &str) -> Vec<String> {
     for (row, cells) in rows(new) {
         let before = old.get(&row).into_iter().flatten();
         for ((heading, before), after) in headings.iter().skip(2).zip(before).zip(&cells) {
-            let pairs = figures(before).into_iter().zip(figures(after));
-            let mut pairs = pairs.filter(|(before, after)| after.value() > WORSE * before.value());
+            let mut pairs = figures(before)
+                .into_iter()
+                .zip(figures(after))
+                .filter(|(before, after)| after.value() > WORSE * before.value());
             if pairs.next().is_some() {
                 let [services, proxy] = &row;
                 worse.push(format!(
@@ -102,24 +104,27 @@ pub(crate) fn regressions(old: &str, new: &str) -> Vec<String> {
 
 /// Returns the rows of a table: the first two cells name a row.
 fn rows(text: &str) -> BTreeMap<[String; 2], Vec<String>> {
-    let rows = text.lines().filter_map(|line| {
-        let mut cells = cells(line);
-        cells.first()?.parse::<u32>().ok()?;
-        let rest = (cells.len() > 2).then(|| cells.split_off(2))?;
-        Some((cells.try_into().ok()?, rest))
-    });
-    rows.collect()
+    text.lines()
+        .filter_map(|line| {
+            let mut cells = cells(line);
+            cells.first()?.parse::<u32>().ok()?;
+            let rest = (cells.len() > 2).then(|| cells.split_off(2))?;
+            Some((cells.try_into().ok()?, rest))
+        })
+        .collect()
 }
 
 fn headings(text: &str) -> Vec<String> {
-    let mut tables = text.lines().map(cells);
-    tables.find(|cells| !cells.is_empty()).unwrap_or_default()
+    text.lines().map(cells).find(|cells| !cells.is_empty()).unwrap_or_default()
 }
 
 fn cells(line: &str) -> Vec<String> {
     let inside = line.strip_prefix('|').and_then(|it| it.strip_suffix('|'));
-    let cells = inside.into_iter().flat_map(|inside| inside.split('|'));
-    cells.map(|cell| cell.trim().to_owned()).collect()
+    inside
+        .into_iter()
+        .flat_map(|inside| inside.split('|'))
+        .map(|cell| cell.trim().to_owned())
+        .collect()
 }
 
 #[cfg(test)]

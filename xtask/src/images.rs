@@ -91,9 +91,10 @@ fn build(kind: &Kind, target: &str, profile: &str) -> Result<PathBuf> {
     println!(
         "Building static programs (profile {profile}): {time}; seconds when nothing has changed."
     );
-    let home = env::var_os("CARGO_HOME").map(PathBuf::from);
-    let home = home.or_else(|| Some(Path::new(&env::var_os("HOME")?).join(".cargo")));
-    let home = home.context("neither CARGO_HOME nor HOME is set")?;
+    let home = env::var_os("CARGO_HOME")
+        .map(PathBuf::from)
+        .or_else(|| Some(Path::new(&env::var_os("HOME")?).join(".cargo")))
+        .context("neither CARGO_HOME nor HOME is set")?;
     let flags = format!(
         "-C target-feature=+crt-static --remap-path-prefix={}=/kplane --remap-path-prefix={}=/cargo",
         root()?.display(),

@@ -25,8 +25,11 @@ struct Progress {
 /// Cargo cannot be started, or fails.
 pub(crate) fn watched(command: &mut Command, programs: usize) -> Result<()> {
     command.args(["--quiet", "--message-format=json-render-diagnostics"]);
-    let child = command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn();
-    let mut child = child.context("cannot start cargo")?;
+    let mut child = command
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .spawn()
+        .context("cannot start cargo")?;
     let messages = BufReader::new(child.stdout.take().context("cargo has no output")?);
     let (sender, lines) = channel();
     thread::spawn(move || {

@@ -197,8 +197,11 @@ impl Wanted {
         if lane == Lane::All {
             tools::install(&folder).context("cannot install what the tests need")?;
         }
-        let by_cargo = suites.iter().filter(|suite| suite.is_by_cargo());
-        let by_cargo: Vec<String> = by_cargo.map(|suite| suite.name.clone()).collect();
+        let by_cargo: Vec<String> = suites
+            .iter()
+            .filter(|suite| suite.is_by_cargo())
+            .map(|suite| suite.name.clone())
+            .collect();
         let logs = root()?.join("target/test-logs");
         outcomes.extend(schedule::run(suites, &folder, &logs, Outcome::print)?);
         let mut compiled = Ok(());
@@ -226,8 +229,10 @@ fn note(outcomes: &mut Vec<Outcome>, outcome: Outcome) {
 
 /// Prints the names of all checks and suites.
 fn list() {
-    let checks = CHECKS.into_iter().map(|(name, _)| (name, None));
-    let checks = checks.chain([(LINTS, None), (ONCE, None)]);
+    let checks = CHECKS
+        .into_iter()
+        .map(|(name, _)| (name, None))
+        .chain([(LINTS, None), (ONCE, None)]);
     for (name, lane) in checks.chain(suites::names()) {
         let lane = match lane {
             None => "",

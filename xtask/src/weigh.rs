@@ -24,8 +24,8 @@ const LARGEST: usize = 3;
 
 /// Returns whether only tests compile a file.
 pub(crate) fn is_of_tests(file: &str) -> bool {
-    let mut parts = file.split('/');
-    parts.any(|part| part.starts_with("tests") || part.ends_with("tests.rs"))
+    file.split('/')
+        .any(|part| part.starts_with("tests") || part.ends_with("tests.rs"))
 }
 
 /// Lines of the product, and lines that only tests compile.
@@ -80,8 +80,12 @@ impl Crate {
     fn add(&mut self, file: &str, lines: Lines) {
         self.lines.add(lines);
         let inside = file[self.folder.len()..].trim_start_matches("/src/");
-        let module = inside.split('/').next().unwrap_or_default();
-        let module = module.trim_end_matches(".rs").trim_start_matches('/');
+        let module = inside
+            .split('/')
+            .next()
+            .unwrap_or_default()
+            .trim_end_matches(".rs")
+            .trim_start_matches('/');
         *self.modules.entry(module.to_owned()).or_default() += lines.src;
     }
 
@@ -89,8 +93,11 @@ impl Crate {
     fn largest(&self) -> String {
         let mut modules: Vec<_> = self.modules.iter().filter(|(_, lines)| **lines > 0).collect();
         modules.sort_by_key(|(_, lines)| std::cmp::Reverse(**lines));
-        let shown = modules.iter().take(LARGEST);
-        let shown: Vec<String> = shown.map(|(name, lines)| format!("{name} {lines}")).collect();
+        let shown: Vec<String> = modules
+            .iter()
+            .take(LARGEST)
+            .map(|(name, lines)| format!("{name} {lines}"))
+            .collect();
         shown.join(", ")
     }
 
@@ -133,9 +140,11 @@ fn crates(root: &Path) -> Result<Vec<Crate>> {
             continue;
         };
         let holds = |it: &&mut Crate| Path::new(file).starts_with(&it.folder);
-        let holder = crates.iter_mut().filter(holds);
-        let holder = holder.max_by_key(|it| it.folder.len());
-        let holder = holder.with_context(|| format!("{file} belongs to no crate"))?;
+        let holder = crates
+            .iter_mut()
+            .filter(holds)
+            .max_by_key(|it| it.folder.len())
+            .with_context(|| format!("{file} belongs to no crate"))?;
         holder.add(file, Lines::of(file, &text));
     }
     crates.sort_by(|a, b| a.folder.cmp(&b.folder));

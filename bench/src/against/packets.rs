@@ -92,11 +92,13 @@ impl Packets {
             let mut command = Command::new("/usr/sbin/iptables-legacy-save");
             command.args(["-t", "nat"]);
             let text = self.node.output(command)?;
-            let targets = text.lines().filter_map(|line| {
-                let (_, target) = line.split_once("--to-destination ")?;
-                target.split(':').next()?.parse().ok()
-            });
-            let targets: BTreeSet<Ipv4Addr> = targets.collect();
+            let targets: BTreeSet<Ipv4Addr> = text
+                .lines()
+                .filter_map(|line| {
+                    let (_, target) = line.split_once("--to-destination ")?;
+                    target.split(':').next()?.parse().ok()
+                })
+                .collect();
             let missing = wanted.iter().find(|wanted| !targets.contains(&wanted.endpoint));
             let Some(missing) = missing else {
                 return Ok(asked.unwrap_or(started));

@@ -100,8 +100,9 @@ pub(crate) fn svg(rows: &[Row], subtitle: &str) -> Result<String> {
 }
 
 fn shown(rows: &[Row]) -> impl Iterator<Item = Contender> {
-    let all = Contender::ALL.into_iter();
-    all.filter(|contender| rows.iter().any(|row| row.contender == *contender))
+    Contender::ALL
+        .into_iter()
+        .filter(|contender| rows.iter().any(|row| row.contender == *contender))
 }
 
 /// The least and the largest that a logarithmic scale can show.

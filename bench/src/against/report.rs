@@ -75,8 +75,11 @@ pub(crate) fn table(rows: &[Row]) -> String {
     let headings = HEADINGS.map(str::to_owned);
     let cells: Vec<[String; 12]> = rows.iter().map(cells).collect();
     let width = |column: usize| {
-        let all = std::iter::once(&headings).chain(&cells);
-        all.map(|row| row[column].len()).max().unwrap_or(0)
+        std::iter::once(&headings)
+            .chain(&cells)
+            .map(|row| row[column].len())
+            .max()
+            .unwrap_or(0)
     };
     let line = |row: &[String; 12]| {
         let cells = row.iter().enumerate().map(|(column, cell)| {

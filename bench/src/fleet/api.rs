@@ -127,12 +127,14 @@ async fn load(cluster: &Cluster, changes: impl AsyncFnOnce() -> Result<u64>) -> 
 /// Returns the number of events that the server has sent.
 fn events(cluster: &Cluster) -> Result<f64> {
     let metrics = cluster.api().text("/metrics")?;
-    let counters = metrics.lines().filter(|line| line.starts_with(EVENTS));
-    let counts = counters.map(|line| {
-        let (_, count) = line.rsplit_once(' ').context("a counter")?;
-        Ok(count.parse::<f64>()?)
-    });
-    counts.sum()
+    metrics
+        .lines()
+        .filter(|line| line.starts_with(EVENTS))
+        .map(|line| {
+            let (_, count) = line.rsplit_once(' ').context("a counter")?;
+            Ok(count.parse::<f64>()?)
+        })
+        .sum()
 }
 
 fn row(who: &str, load: &Load, proxies: &Load) -> String {

@@ -128,8 +128,11 @@ fn title(size: &Size) -> Result<String> {
 
 /// Returns when and where this runs.
 pub(crate) fn machine() -> Result<String> {
-    let load = std::fs::read_to_string("/proc/loadavg")?;
-    let load = load.split(' ').next().unwrap_or_default().to_owned();
+    let load = std::fs::read_to_string("/proc/loadavg")?
+        .split(' ')
+        .next()
+        .unwrap_or_default()
+        .to_owned();
     let cores = std::thread::available_parallelism()?;
     Ok(format!(
         "{}, {cores} cores, load {load} before the start",

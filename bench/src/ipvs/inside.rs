@@ -138,8 +138,9 @@ fn entries() -> Result<u32> {
 }
 
 fn address(api: &Api, service: u32) -> Result<String> {
-    let object = api.get("Service", &format!("{NAMESPACE}/service-{service:05}"))?;
-    let object = object.context("no such Service")?;
+    let object = api
+        .get("Service", &format!("{NAMESPACE}/service-{service:05}"))?
+        .context("no such Service")?;
     let ip = object["spec"]["clusterIP"].as_str().context("no ClusterIP")?;
     Ok(ip.to_owned())
 }

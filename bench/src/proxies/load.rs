@@ -198,8 +198,7 @@ pub(crate) fn steady(to: SocketAddr, number: u32, apart: Duration) -> Steady {
                 })
             })
             .collect();
-        let ends = clients.into_iter().map(|client| client.join().unwrap());
-        ends.collect::<Vec<_>>()
+        clients.into_iter().map(|client| client.join().unwrap()).collect::<Vec<_>>()
     });
     let mut took: Vec<Duration> = results.iter().flatten().copied().collect();
     took.sort_unstable();

@@ -48,9 +48,11 @@ impl Programs {
     }
 
     fn path(&self, name: &str) -> Result<PathBuf> {
-        let places = FOLDERS.map(|folder| self.root().join(folder).join(name));
-        let found = places.into_iter().find(|path| path.exists());
-        found.with_context(|| format!("there is no {name} below {}", self.root().display()))
+        FOLDERS
+            .map(|folder| self.root().join(folder).join(name))
+            .into_iter()
+            .find(|path| path.exists())
+            .with_context(|| format!("there is no {name} below {}", self.root().display()))
     }
 
     /// Returns a command on the processor that all contenders get.
@@ -71,8 +73,11 @@ impl Programs {
 
     /// Returns the version that a program prints.
     pub(crate) fn version(&self, name: &str, argument: &str) -> Result<String> {
-        let output = self.command(name)?.arg(argument).output();
-        let output = output.with_context(|| format!("run {name}"))?;
+        let output = self
+            .command(name)?
+            .arg(argument)
+            .output()
+            .with_context(|| format!("run {name}"))?;
         ensure!(
             output.status.success(),
             "{name} {argument}: {}",

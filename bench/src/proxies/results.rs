@@ -32,11 +32,14 @@ impl Results {
             " ---: |".repeat(columns.len())
         );
         for contender in contenders.iter().filter(|contender| row.has(**contender)) {
-            let cells = columns.iter().enumerate().map(|(column, (_, decimals))| {
-                let values = self.column(row, *contender, column);
-                values.map_or_else(|| "-".to_owned(), |values| cell(values, *decimals))
-            });
-            let cells: Vec<String> = cells.collect();
+            let cells: Vec<String> = columns
+                .iter()
+                .enumerate()
+                .map(|(column, (_, decimals))| {
+                    let values = self.column(row, *contender, column);
+                    values.map_or_else(|| "-".to_owned(), |values| cell(values, *decimals))
+                })
+                .collect();
             text += &format!("| {} | {} |\n", contender.name(), cells.join(" | "));
         }
         text

@@ -314,11 +314,10 @@ impl Way<'_> {
         let Some(pid) = self.pid else {
             return Vec::new();
         };
-        let children = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children"));
-        let children = children.unwrap_or_default();
-        let children = children.split_whitespace();
+        let children =
+            fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap_or_default();
         std::iter::once(pid)
-            .chain(children.filter_map(|pid| pid.parse().ok()))
+            .chain(children.split_whitespace().filter_map(|pid| pid.parse().ok()))
             .collect()
     }
 

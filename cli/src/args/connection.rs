@@ -109,8 +109,10 @@ impl Place {
 impl Identity {
     /// Returns the certificate and key of the flags.
     pub(crate) fn pair(&self) -> Option<KeyPair> {
-        let pair = self.client_certificate.clone().zip(self.client_key.clone());
-        pair.map(|(certificate, key)| KeyPair { certificate, key })
+        self.client_certificate
+            .clone()
+            .zip(self.client_key.clone())
+            .map(|(certificate, key)| KeyPair { certificate, key })
     }
 
     /// Checks that the options fit each other, and the server if there is one, and completes the server's address.

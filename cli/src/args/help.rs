@@ -35,8 +35,7 @@ fn flowing(command: clap::Command) -> clap::Command {
 
 /// Replaces the program's name in the examples by the user's name for it.
 fn rename(command: clap::Command, program: &str) -> clap::Command {
-    let help = command.get_after_help().map(ToString::to_string);
-    let help = help.unwrap_or_default();
+    let help = command.get_after_help().map(ToString::to_string).unwrap_or_default();
     command
         .after_help(help.replace(&format!("{PROGRAM} "), &format!("{program} ")))
         .mut_subcommands(|sub| rename(sub, program))

@@ -112,8 +112,9 @@ impl std::fmt::Display for Target {
 fn parse_target(text: &str) -> Result<Target, String> {
     let fits = |c: char| matches!(c, 'a'..='z' | '0'..='9' | '-' | '.');
     let is_name = |name: &str| !name.is_empty() && !name.starts_with('.') && name.chars().all(fits);
-    let parts = text.split_once('/');
-    let parts = parts.filter(|(namespace, name)| is_name(namespace) && is_name(name));
+    let parts = text
+        .split_once('/')
+        .filter(|(namespace, name)| is_name(namespace) && is_name(name));
     let (namespace, name) =
         parts.ok_or("expected NAMESPACE/NAME, such as kube-system/kube-proxy")?;
     Ok(Target {

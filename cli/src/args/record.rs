@@ -120,7 +120,6 @@ pub(crate) struct BundleArgs {
 impl BundleArgs {
     /// Returns the Services that are asked for.
     pub(crate) fn services(&self) -> Result<Vec<ServiceName>, clap::Error> {
-        let names = self.services.iter();
-        names.map(|name| service_name(name, None)).collect()
+        self.services.iter().map(|name| service_name(name, None)).collect()
     }
 }

@@ -22,8 +22,11 @@ fn page(mut command: clap::Command, name: &str) -> String {
     let mut page = String::new();
     let help = command.render_long_help().to_string();
     let depth = "#".repeat(name.split(' ').count().min(3) + 1);
-    let lines = help.lines().map(|line| format!("    {line}"));
-    let lines: Vec<_> = lines.map(|line| line.trim_end().to_owned()).collect();
+    let lines: Vec<_> = help
+        .lines()
+        .map(|line| format!("    {line}"))
+        .map(|line| line.trim_end().to_owned())
+        .collect();
     let _ = write!(page, "\n{depth} {name}\n\n{}\n", lines.join("\n"));
     for below in command.get_subcommands() {
         // clap adds `help` to commands with others below them.

@@ -110,8 +110,7 @@ fn takes(place: &str, command: &str) {
 fn each_documented_command_is_one_that_kpctl_takes() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
     let mut files = vec![root.join("README.md")];
-    let docs = std::fs::read_dir(root.join("docs")).unwrap();
-    let docs = docs.map(|entry| entry.unwrap().path());
+    let docs = std::fs::read_dir(root.join("docs")).unwrap().map(|entry| entry.unwrap().path());
     // Its examples are those of the help texts, which another test reads.
     files.extend(docs.filter(|file| !file.ends_with("cli.md")));
     let mut found = 0;

@@ -56,13 +56,9 @@ impl WaitArgs {
         let namespace = self.namespace.as_deref();
         match self.services.split_first() {
             Some((kind, names)) if KINDS.contains(&kind.as_str()) && !names.is_empty() => {
-                let names = names.iter();
-                names.map(|name| service_name(name, namespace)).collect()
+                names.iter().map(|name| service_name(name, namespace)).collect()
             }
-            _ => {
-                let all = self.services.iter();
-                all.map(|text| named(text, namespace)).collect()
-            }
+            _ => self.services.iter().map(|text| named(text, namespace)).collect(),
         }
     }
 }

@@ -51,8 +51,11 @@ pub(crate) fn findings(facts: &Facts, objects: &Objects, namespace: &str) -> Vec
 fn server(version: &Value) -> Finding {
     const CHECK: &str = "api-server";
     let text = version["gitVersion"].as_str().unwrap_or("unknown");
-    let minor = version["minor"].as_str().unwrap_or_default();
-    let minor = minor.trim_end_matches(|c: char| !c.is_ascii_digit()).parse::<u32>();
+    let minor = version["minor"]
+        .as_str()
+        .unwrap_or_default()
+        .trim_end_matches(|c: char| !c.is_ascii_digit())
+        .parse::<u32>();
     match minor {
         Ok(minor) if minor >= OLDEST => Finding::ok(CHECK, format!("Kubernetes {text}")),
         Ok(_) => Finding::warning(
@@ -166,8 +169,7 @@ mod tests {
 
     fn outcome(facts: &Facts, check: &str) -> Outcome {
         let all = findings(facts, &Objects::default(), "kplane");
-        let found = all.iter().find(|finding| finding.check == check);
-        found.unwrap().outcome
+        all.iter().find(|finding| finding.check == check).unwrap().outcome
     }
 
     #[test]

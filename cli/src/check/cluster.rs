@@ -75,22 +75,26 @@ fn is_connected(node: &NodeSnapshot) -> bool {
 
 /// Returns the nodes of kplane without an agent that is connected.
 pub(super) fn lacking(snapshot: &Snapshot) -> Vec<&NodeSnapshot> {
-    let nodes = snapshot.nodes.iter();
-    let lacking = nodes.filter(|node| is_ours(node, snapshot) && !is_connected(node));
-    lacking.collect()
+    snapshot
+        .nodes
+        .iter()
+        .filter(|node| is_ours(node, snapshot) && !is_connected(node))
+        .collect()
 }
 
 /// Returns the nodes that are left to kube-proxy although none runs there.
 fn unserved(snapshot: &Snapshot) -> Vec<&NodeSnapshot> {
-    let nodes = snapshot.nodes.iter();
-    let others = nodes.filter(|node| node.linux && !is_ours(node, snapshot) && !is_connected(node));
-    let idle = others.filter(|node| match node.kube_proxy {
-        PodState::Ready | PodState::Leaving => false,
-        // No pod is ready on a node that is not Ready.
-        PodState::Waiting { .. } => node.ready,
-        PodState::Absent | PodState::Succeeded => true,
-    });
-    idle.collect()
+    snapshot
+        .nodes
+        .iter()
+        .filter(|node| node.linux && !is_ours(node, snapshot) && !is_connected(node))
+        .filter(|node| match node.kube_proxy {
+            PodState::Ready | PodState::Leaving => false,
+            // No pod is ready on a node that is not Ready.
+            PodState::Waiting { .. } => node.ready,
+            PodState::Absent | PodState::Succeeded => true,
+        })
+        .collect()
 }
 
 fn agents(snapshot: &Snapshot) -> Finding {
@@ -98,8 +102,7 @@ fn agents(snapshot: &Snapshot) -> Finding {
     if let Some(error) = &snapshot.plane_error {
         return Finding::unknown(CHECK, error, "kpctl status");
     }
-    let nodes = snapshot.nodes.iter();
-    let ours = nodes.filter(|node| is_ours(node, snapshot)).count();
+    let ours = snapshot.nodes.iter().filter(|node| is_ours(node, snapshot)).count();
     let (lacking, unserved) = (lacking(snapshot), unserved(snapshot));
     let others = snapshot.nodes.len() - ours;
     let mut text = format!(
@@ -161,10 +164,14 @@ fn serve(snapshot: &Snapshot, nodes: &[&NodeSnapshot]) -> String {
 
 fn kube_proxy(snapshot: &Snapshot) -> Finding {
     const CHECK: &str = "kube-proxy";
-    let both = snapshot.nodes.iter().filter(|node| {
-        node.kube_proxy.is_there() && (is_connected(node) || node.mark == Mark::Kplane)
-    });
-    let both: Vec<&str> = both.map(|node| node.name.as_str()).collect();
+    let both: Vec<&str> = snapshot
+        .nodes
+        .iter()
+        .filter(|node| {
+            node.kube_proxy.is_there() && (is_connected(node) || node.mark == Mark::Kplane)
+        })
+        .map(|node| node.name.as_str())
+        .collect();
     if !both.is_empty() {
         let text = format!("runs beside an agent on {} nodes", both.len());
         let remedy = if snapshot.record().is_some() {
@@ -182,8 +189,12 @@ fn kube_proxy(snapshot: &Snapshot) -> Finding {
 
 fn leftovers(snapshot: &Snapshot, objects: &Objects) -> Finding {
     let mut details = Vec::new();
-    let returning = snapshot.nodes.iter().filter(|node| node.mark == Mark::Returning);
-    let returning: Vec<&str> = returning.map(|node| node.name.as_str()).collect();
+    let returning: Vec<&str> = snapshot
+        .nodes
+        .iter()
+        .filter(|node| node.mark == Mark::Returning)
+        .map(|node| node.name.as_str())
+        .collect();
     if !returning.is_empty() {
         details.push(format!(
             "on the way back to kube-proxy: {}",
@@ -214,11 +225,19 @@ fn leftovers(snapshot: &Snapshot, objects: &Objects) -> Finding {
 }
 
 fn taints(objects: &Objects, snapshot: &Snapshot) -> Finding {
-    let tainted = objects.nodes.iter().filter(|node| {
-        let taints = node.spec.iter().flat_map(|spec| &spec.taints).flatten();
-        taints.into_iter().any(|taint| taint.key == NOT_READY)
-    });
-    let tainted: Vec<&str> = tainted.filter_map(|node| node.metadata.name.as_deref()).collect();
+    let tainted: Vec<&str> = objects
+        .nodes
+        .iter()
+        .filter(|node| {
+            node.spec
+                .iter()
+                .flat_map(|spec| &spec.taints)
+                .flatten()
+                .into_iter()
+                .any(|taint| taint.key == NOT_READY)
+        })
+        .filter_map(|node| node.metadata.name.as_deref())
+        .collect();
     if tainted.is_empty() {
         return Finding::ok("taints", format!("no node has {NOT_READY}"));
     }
@@ -268,8 +287,10 @@ mod tests {
         let all = findings(objects);
         let checks: Vec<&str> = all.iter().map(|finding| finding.check.as_str()).collect();
         assert_eq!(checks, CHECKS);
-        let bad = all.iter().filter(|finding| finding.outcome == Outcome::Bad);
-        bad.map(|finding| finding.check.clone()).collect()
+        all.iter()
+            .filter(|finding| finding.outcome == Outcome::Bad)
+            .map(|finding| finding.check.clone())
+            .collect()
     }
 
     fn node(labels: &Value) -> Value {

@@ -36,15 +36,16 @@ pub(crate) fn finding(report: &pb::ProbeReport) -> Finding {
         );
         return Finding::skipped(CHECK, text);
     }
-    let details = bad.iter().take(NAMED);
-    let details = details.map(|node| format!("{}: {}", node.node, node.reason));
+    let details = bad.iter().take(NAMED).map(|node| format!("{}: {}", node.node, node.reason));
     Finding::bad(CHECK, text, "kpctl probe --dns").with(details.collect())
 }
 
 /// Returns whether a server answered that there is no such name.
 fn knows_no_name(node: &pb::ProbedNode) -> bool {
-    let mut attempts = node.failed.iter().filter_map(|of| of.attempt.as_ref());
-    attempts.any(|attempt| attempt.error.contains("NXDOMAIN"))
+    node.failed
+        .iter()
+        .filter_map(|of| of.attempt.as_ref())
+        .any(|attempt| attempt.error.contains("NXDOMAIN"))
 }
 
 #[cfg(test)]

@@ -16,8 +16,9 @@ pub(crate) const CHECK: &str = "external-ips";
 /// Returns the finding: each Service at an address of a node that would lose ports there.
 pub(crate) fn finding(services: &[Service], nodes: &[Node]) -> Finding {
     let status = nodes.iter().filter_map(|node| node.status.as_ref());
-    let all = status.flat_map(|status| status.addresses.iter().flatten());
-    let all = all.filter(|address| matches!(&*address.type_, "InternalIP" | "ExternalIP"));
+    let all = status
+        .flat_map(|status| status.addresses.iter().flatten())
+        .filter(|address| matches!(&*address.type_, "InternalIP" | "ExternalIP"));
     let of_nodes: BTreeSet<IpAddr> = all.filter_map(|it| it.address.parse().ok()).collect();
     let (mut details, mut allow, mut by_name) = (Vec::new(), BTreeSet::new(), false);
     for service in services {
@@ -28,8 +29,10 @@ pub(crate) fn finding(services: &[Service], nodes: &[Node]) -> Finding {
         });
         let ports: BTreeSet<u16> = refused.map(|port| port.port).collect();
         let [named, balanced] = service.external().map(|ips| {
-            let ips = ips.into_iter().filter(|ip| of_nodes.contains(ip));
-            ips.map(|ip| ip.to_string()).collect::<BTreeSet<_>>()
+            ips.into_iter()
+                .filter(|ip| of_nodes.contains(ip))
+                .map(|ip| ip.to_string())
+                .collect::<BTreeSet<_>>()
         });
         let at: Vec<&str> = named.union(&balanced).map(String::as_str).collect();
         if ports.is_empty() || at.is_empty() {

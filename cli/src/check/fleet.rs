@@ -129,8 +129,7 @@ fn replicas(fleet: &pb::Fleet) -> Finding {
 
 /// Returns the nodes in these states.
 fn nodes_in<'a>(fleet: &'a pb::Fleet, states: &[NodeState]) -> Vec<&'a pb::NodeStatus> {
-    let nodes = fleet.nodes.iter();
-    nodes.filter(|node| states.contains(&node.state())).collect()
+    fleet.nodes.iter().filter(|node| states.contains(&node.state())).collect()
 }
 
 fn of_nodes(nodes: &[&pb::NodeStatus]) -> Vec<String> {
@@ -176,8 +175,8 @@ fn verified(fleet: &pb::Fleet) -> Finding {
     let connected = fleet.nodes.iter().filter(|node| !node.peer.is_empty());
     let (mut good, mut never, mut overdue) = (0, Vec::new(), Vec::new());
     for node in connected {
-        let families = node.report.iter().flat_map(|report| &report.families);
-        let families: Vec<&pb::FamilyStatus> = families.collect();
+        let families: Vec<&pb::FamilyStatus> =
+            node.report.iter().flat_map(|report| &report.families).collect();
         let late = families.iter().any(|family| family.verification_overdue);
         if late || node.state() == NodeState::Unverified {
             overdue.push(node.name.as_str());
@@ -359,8 +358,10 @@ mod tests {
             let fine = is_fine(finding);
             assert_eq!(finding.remedy.is_empty(), fine, "{finding:?}");
         }
-        let not_ok = all.into_iter().filter(|finding| !is_fine(finding));
-        not_ok.map(|finding| finding.check).collect()
+        all.into_iter()
+            .filter(|finding| !is_fine(finding))
+            .map(|finding| finding.check)
+            .collect()
     }
 
     #[test]

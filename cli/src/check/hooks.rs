@@ -74,8 +74,7 @@ impl Container {
     fn port(&self, wanted: &Value) -> Option<u16> {
         match wanted {
             Value::String(name) => {
-                let mut ports = self.ports.iter();
-                let named = ports.find(|port| port.name == *name);
+                let named = self.ports.iter().find(|port| port.name == *name);
                 named.map_or_else(|| name.parse().ok(), |port| Some(port.container_port))
             }
             number => number.as_u64().and_then(|port| port.try_into().ok()),
@@ -124,8 +123,11 @@ impl PodSpec {
         }
         let own = matches!(&*get.host, "127.0.0.1" | "::1" | "localhost");
         let value = |wanted: &str| {
-            let mut pairs = query.split('&').filter_map(|pair| pair.split_once('='));
-            pairs.find(|(name, _)| *name == wanted).map(|(_, value)| value)
+            query
+                .split('&')
+                .filter_map(|pair| pair.split_once('='))
+                .find(|(name, _)| *name == wanted)
+                .map(|(_, value)| value)
         };
         if self.host_network && !(own && value("port").is_some()) {
             faults.push(format!(

@@ -40,8 +40,7 @@ pub(super) fn host_checks(fleet: &pb::Fleet) -> Finding {
     } else {
         Finding::bad(CHECK, "nodes drop packets of Services", &remedy)
     };
-    let details = found.iter().take(NAMED);
-    let details = details.map(|((_, code), (nodes, text))| {
+    let details = found.iter().take(NAMED).map(|((_, code), (nodes, text))| {
         let count = plural(nodes.len(), "node");
         format!("{code} on {count} ({}): {text}", names(nodes))
     });

@@ -95,8 +95,7 @@ impl Service {
     /// Returns the addresses of `externalIPs`, and those that nodes serve for a load balancer.
     pub(super) fn external(&self) -> [Vec<IpAddr>; 2] {
         let named = self.spec.external_ips.iter();
-        let ingress = self.status.load_balancer.ingress.iter();
-        let served = ingress.filter(|one| one.ip_mode != "Proxy");
+        let served = self.status.load_balancer.ingress.iter().filter(|one| one.ip_mode != "Proxy");
         let parse = |text: &String| text.parse().ok();
         [
             named.filter_map(parse).collect(),
@@ -108,14 +107,15 @@ impl Service {
 impl ServiceSpec {
     /// Returns the addresses of the cluster.
     pub(super) fn addresses(&self) -> impl Iterator<Item = IpAddr> {
-        let addresses = self.cluster_ips.iter();
-        addresses.filter_map(|address| address.parse().ok())
+        self.cluster_ips.iter().filter_map(|address| address.parse().ok())
     }
 
     /// Returns the ports on nodes. One may come twice, for two protocols.
     pub(super) fn node_ports(&self) -> impl Iterator<Item = u16> {
-        let ports = self.ports.iter().map(|port| port.node_port);
-        let all = ports.chain([self.health_check_node_port]);
-        all.filter(|port| *port != 0)
+        self.ports
+            .iter()
+            .map(|port| port.node_port)
+            .chain([self.health_check_node_port])
+            .filter(|port| *port != 0)
     }
 }

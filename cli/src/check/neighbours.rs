@@ -14,8 +14,7 @@ pub(crate) fn finding(report: &pb::ProbeReport) -> Finding {
         return Finding::skipped(CHECK, text);
     }
     // A node whose agent does not answer is the matter of other checks.
-    let reported = report.nodes.iter();
-    let reported = reported.filter(|node| node.verdict() != ProbeVerdict::Unspecified);
+    let reported = report.nodes.iter().filter(|node| node.verdict() != ProbeVerdict::Unspecified);
     let pairs = reported.clone().count();
     if pairs == 0 {
         let text = "no node asks another one: --dead-node is off, or there are no two nodes with an address";

@@ -105,8 +105,10 @@ fn of_check(check: &str, found: &BTreeMap<NodeName, Vec<Finding>>) -> Finding {
         details: worst.details.clone(),
         ..(*worst).clone()
     };
-    let others = groups.iter().skip(1);
-    let others = others.map(|((_, summary), (nodes, _))| format!("{}: {summary}", names(nodes)));
+    let others = groups
+        .iter()
+        .skip(1)
+        .map(|((_, summary), (nodes, _))| format!("{}: {summary}", names(nodes)));
     joined.details.extend(others);
     joined
 }
@@ -116,8 +118,10 @@ mod tests {
     use super::*;
 
     fn found(nodes: &[(&str, Finding)]) -> BTreeMap<NodeName, Vec<Finding>> {
-        let nodes = nodes.iter().map(|(node, finding)| ((*node).into(), vec![finding.clone()]));
-        nodes.collect()
+        nodes
+            .iter()
+            .map(|(node, finding)| ((*node).into(), vec![finding.clone()]))
+            .collect()
     }
 
     #[test]

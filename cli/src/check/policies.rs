@@ -13,18 +13,28 @@ pub(super) fn policies(fleet: &pb::Fleet) -> Finding {
     let plane = fleet.control_plane.clone().unwrap_or_default();
     let differing = differing(&plane);
     let failing = Nodes::with(fleet, |report| {
-        let failures = report.failures.iter().filter(|failure| failure.policies);
-        failures.map(|failure| &*failure.reason).collect()
+        report
+            .failures
+            .iter()
+            .filter(|failure| failure.policies)
+            .map(|failure| &*failure.reason)
+            .collect()
     });
     let unknown = Nodes::with(fleet, |report| {
         let code = Reason::PodRangeUnknown.code();
-        let findings = report.findings.iter();
-        let found = findings.filter(|finding| finding.code == code);
-        found.map(|finding| &*finding.text).collect()
+        report
+            .findings
+            .iter()
+            .filter(|finding| finding.code == code)
+            .map(|finding| &*finding.text)
+            .collect()
     });
     let is_unread = plane.enforcement() == Enforcement::Unread;
-    let details = [&differing, &failing.details, &unknown.details];
-    let details: Vec<String> = details.into_iter().flatten().cloned().collect();
+    let details: Vec<String> = [&differing, &failing.details, &unknown.details]
+        .into_iter()
+        .flatten()
+        .cloned()
+        .collect();
     let on = |nodes: &Nodes<'_>, what| format!("{what} on {}", plural(nodes.count, "node"));
     let finding = if !differing.is_empty() {
         let text = "replicas of the control plane say different things about NetworkPolicies";
@@ -52,9 +62,13 @@ pub(super) fn policies(fleet: &pb::Fleet) -> Finding {
 /// Returns the replicas that say something else than the one that was asked.
 fn differing(plane: &pb::ControlPlaneStatus) -> Vec<String> {
     let code = Reason::ReplicasDiffer.code();
-    let issues = plane.issues.iter().filter(|issue| issue.code == code);
-    let issues = issues.map(|issue| format!("{} {} {}", issue.kind, issue.name, issue.reason));
-    issues.take(NAMED).collect()
+    plane
+        .issues
+        .iter()
+        .filter(|issue| issue.code == code)
+        .map(|issue| format!("{} {} {}", issue.kind, issue.name, issue.reason))
+        .take(NAMED)
+        .collect()
 }
 
 /// Nodes with the same kind of trouble.

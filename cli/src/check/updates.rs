@@ -57,8 +57,11 @@ impl Deployment {
     /// Returns the end of the Pods, if agents answer hooks at a port; 0 = they answer none.
     fn ending(&self, port: u16) -> Ending {
         let template = &self.spec.template;
-        let containers = template.spec.containers.iter();
-        let mut hooks = containers.filter_map(|container| container.lifecycle.pre_stop.as_ref());
+        let mut hooks = template
+            .spec
+            .containers
+            .iter()
+            .filter_map(|container| container.lifecycle.pre_stop.as_ref());
         let by_policy = template
             .metadata
             .labels
@@ -79,8 +82,8 @@ pub(crate) fn finding(
     services: &[Service],
 ) -> Finding {
     let snapshot = Snapshot::from(objects);
-    let lacking = cluster::lacking(&snapshot);
-    let lacking: Vec<&str> = lacking.iter().map(|node| node.name.as_str()).collect();
+    let lacking: Vec<&str> =
+        cluster::lacking(&snapshot).iter().map(|node| node.name.as_str()).collect();
     let (mut asking, mut at_once, mut all) = (Vec::new(), Vec::new(), 0);
     let (port, mut faulty) = (hooks_port(objects), Vec::new());
     let selectors = by_namespace(services);
@@ -167,8 +170,7 @@ fn selecting<'a>(
     let labels = &deployment.spec.template.metadata.labels;
     let of_namespace = selectors.get(&*deployment.metadata.namespace);
     let is_selected = move |spec: &&ServiceSpec| {
-        let mut selector = spec.selector.iter();
-        selector.all(|(key, value)| labels.get(key) == Some(value))
+        spec.selector.iter().all(|(key, value)| labels.get(key) == Some(value))
     };
     of_namespace.into_iter().flatten().copied().filter(is_selected)
 }

@@ -110,8 +110,10 @@ fn take_changes(ports: &mut BTreeMap<PortKey, pb::ServiceView>, news: pb::Servic
     for pb::ServiceId { namespace, name } in news.replaced {
         let least = (namespace.clone(), name.clone(), String::new(), 0, 0);
         let of_it = ports.range(least..).map(|(key, _)| key);
-        let gone = of_it.take_while(|key| (&key.0, &key.1) == (&namespace, &name));
-        let gone: Vec<PortKey> = gone.cloned().collect();
+        let gone: Vec<PortKey> = of_it
+            .take_while(|key| (&key.0, &key.1) == (&namespace, &name))
+            .cloned()
+            .collect();
         for key in gone {
             ports.remove(&key);
         }

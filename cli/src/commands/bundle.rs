@@ -59,8 +59,7 @@ impl Collector {
 
     /// Adds a part of a view.
     fn view<V: Serialize>(&mut self, name: &str, view: Result<V, Error>) -> Result<(), Failure> {
-        let text = view.map_err(|error| error.to_string());
-        let text = text.and_then(|view| {
+        let text = view.map_err(|error| error.to_string()).and_then(|view| {
             serde_json::to_string_pretty(&view).map_err(|error| error.to_string())
         });
         self.add(name, text)
@@ -165,8 +164,10 @@ async fn service(client: &Client, to: &mut Collector, name: &ServiceName) -> Res
         node: String::new(),
         limit: CHANGES,
     };
-    let history = client.service_history(name, request).await;
-    let history = history.map(|reported| ServiceHistoryView::new(name, "", reported));
+    let history = client
+        .service_history(name, request)
+        .await
+        .map(|reported| ServiceHistoryView::new(name, "", reported));
     to.view(
         &format!("services/{namespace}/{short}/history.json"),
         history,

@@ -136,8 +136,7 @@ fn of_fleet(asked: &Result<pb::Fleet, String>) -> Vec<Finding> {
 fn without_cluster(asked: &Result<pb::Fleet, String>, why: &str, skipped: bool) -> Vec<Finding> {
     let mut findings = of_fleet(asked);
     findings.extend(cluster::without(why, skipped, asked.as_ref().ok()));
-    let of_cluster = OF_SERVICES.into_iter();
-    let of_cluster = of_cluster.chain([dns::CHECK, neighbours::CHECK]);
+    let of_cluster = OF_SERVICES.into_iter().chain([dns::CHECK, neighbours::CHECK]);
     findings.extend(of_cluster.map(|check| Finding::skipped(check, why)));
     findings
 }

@@ -88,8 +88,7 @@ async fn chosen(cluster: &Cluster<'_>, args: &WalkArgs) -> Result<Chosen, Failur
     let labels = args.selector.clone().unwrap_or_default();
     let nodes: Vec<Node> =
         cluster.objects().list("/api/v1/nodes", &labels, Asked("list nodes")).await?;
-    let there = nodes.into_iter().filter_map(|node| node.metadata.name);
-    let there: BTreeSet<String> = there.collect();
+    let there: BTreeSet<String> = nodes.into_iter().filter_map(|node| node.metadata.name).collect();
     if args.selector.is_some() {
         return if there.is_empty() {
             Err(Failure::Refused(format!(

@@ -11,8 +11,7 @@ use crate::page::PageServer;
 /// Serves the page on this machine until Ctrl-C.
 pub(crate) async fn run(cli: &Cli, args: &PageArgs) -> Result<Verdict, Failure> {
     let (client, route) = connect(cli).await?;
-    let server = PageServer::open(client.line(), route, args.port).await;
-    let server = server.map_err(|error| {
+    let server = PageServer::open(client.line(), route, args.port).await.map_err(|error| {
         Failure::Refused(format!(
             "cannot listen on port {} of 127.0.0.1: {error}. Choose another one with --port",
             args.port

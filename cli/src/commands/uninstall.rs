@@ -162,8 +162,8 @@ impl Uninstall<'_, '_> {
             let now = self.cluster.gather_objects().await?;
             let snapshot = Snapshot::from(&now);
             // On a node that does not work, no pod ends.
-            let there = snapshot.nodes.iter().filter(|node| node.ready && node.agent.is_there());
-            let there = there.count();
+            let there =
+                snapshot.nodes.iter().filter(|node| node.ready && node.agent.is_there()).count();
             if there == 0 || Instant::now() >= until {
                 return Ok(());
             }
@@ -265,8 +265,7 @@ impl Uninstall<'_, '_> {
         ];
         // The only copy of kube-proxy's DaemonSet stays.
         let saved = (!self.keeps_saved).then_some(("configmaps", SAVED));
-        let own = OWN.into_iter().chain(saved);
-        let own = own.map(|(plural, name)| ("api/v1", plural, name));
+        let own = OWN.into_iter().chain(saved).map(|(plural, name)| ("api/v1", plural, name));
         for (group, plural, name) in of_chart.into_iter().chain(own) {
             let path = format!("/{group}/namespaces/{namespace}/{plural}/{name}");
             let asked = Asked("delete kplane's objects");
@@ -282,8 +281,7 @@ impl Uninstall<'_, '_> {
 fn unmarked(node: &Node) -> Option<Value> {
     let labels = node.metadata.labels.as_ref();
     let labelled = labels.is_some_and(|labels| labels.contains_key(LABEL));
-    let taints = node.spec.as_ref().and_then(|spec| spec.taints.clone());
-    let taints = taints.unwrap_or_default();
+    let taints = node.spec.as_ref().and_then(|spec| spec.taints.clone()).unwrap_or_default();
     let (ours, others): (Vec<Taint>, Vec<Taint>) =
         taints.into_iter().partition(|taint| taint.key.starts_with(TAINTS));
     if !labelled && ours.is_empty() {

@@ -57,8 +57,9 @@ impl Direct {
         let tls = self.files.as_ref().map(ClientFiles::load).transpose()?;
         let url: Uri = self.server.url.parse().unwrap_or_default();
         let host = url.host().unwrap_or_default();
-        let stream = dial(host, url.port_u16().unwrap_or_default()).await;
-        let stream = stream.map_err(|error| self.failed(&error))?;
+        let stream = dial(host, url.port_u16().unwrap_or_default())
+            .await
+            .map_err(|error| self.failed(&error))?;
         let wire = greet(stream, tls, host).await;
         Ok(Connection {
             wire: wire.map_err(|error| self.failed(&error))?,

@@ -229,11 +229,12 @@ impl Kubernetes {
     async fn authority(&self, login: &Login) -> Result<Authorities, DiscoveryError> {
         let namespace = &self.place.kplane_namespace;
         let path = format!("/api/v1/namespaces/{namespace}/configmaps/{AUTHORITY}");
-        let map = api::get(&login.client, &path, Asked::AUTHORITY).await;
-        let map: api::ConfigMap = map.map_err(|problem| match problem {
-            Problem::Missing(_) => self.cluster.no_authority("does not exist"),
-            problem => self.cluster.refused(problem),
-        })?;
+        let map: api::ConfigMap = api::get(&login.client, &path, Asked::AUTHORITY).await.map_err(
+            |problem| match problem {
+                Problem::Missing(_) => self.cluster.no_authority("does not exist"),
+                problem => self.cluster.refused(problem),
+            },
+        )?;
         let Some(text) = map.data.get(AUTHORITY_KEY) else {
             return Err(self.cluster.no_authority("has no key ca.crt"));
         };

@@ -115,8 +115,7 @@ fn has(term: &NodeSelectorTerm, is: fn(&NodeSelectorRequirement) -> bool) -> boo
 
 /// Returns whether every term that matches any node has such a condition.
 fn all_terms(selector: &NodeSelector, is: fn(&NodeSelectorRequirement) -> bool) -> bool {
-    let mut terms = selector.node_selector_terms.iter();
-    terms.all(|term| is_empty(term) || has(term, is))
+    selector.node_selector_terms.iter().all(|term| is_empty(term) || has(term, is))
 }
 
 #[cfg(test)]

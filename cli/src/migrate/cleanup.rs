@@ -141,8 +141,8 @@ pub(crate) fn pod(program: &Program, purpose: Purpose, namespace: &str, node: &s
     let labels = [
         ("app.kubernetes.io/name", "kplane"),
         ("app.kubernetes.io/component", "cleanup"),
-    ];
-    let labels = labels.map(|(key, value)| (key.to_owned(), value.to_owned()));
+    ]
+    .map(|(key, value)| (key.to_owned(), value.to_owned()));
     pod.metadata.labels = Some(BTreeMap::from(labels));
     Some(pod)
 }
@@ -188,13 +188,16 @@ fn without_identity(spec: &mut PodSpec) {
 /// folder in the pod.
 fn mount_host(spec: &mut PodSpec) -> String {
     let mounts = spec.containers.iter().flat_map(|container| &container.volume_mounts);
-    let cache = mounts.flatten().find(|mount| mount.mount_path == CACHE);
-    let cache = cache.map(|mount| mount.name.clone());
+    let cache = mounts
+        .flatten()
+        .find(|mount| mount.mount_path == CACHE)
+        .map(|mount| mount.name.clone());
     let volumes = spec.volumes.get_or_insert_default();
     let at = volumes.iter().position(|volume| Some(&volume.name) == cache.as_ref());
     let volume = at.map(|at| volumes.remove(at));
-    let folder = volume.and_then(|volume| volume.host_path);
-    let folder = folder.map_or_else(|| CACHE.to_owned(), |host| host.path);
+    let folder = volume
+        .and_then(|volume| volume.host_path)
+        .map_or_else(|| CACHE.to_owned(), |host| host.path);
     let (parent, name) = folder.trim_end_matches('/').rsplit_once('/').unwrap_or(("", "kplane"));
     let parent = if parent.is_empty() { "/" } else { parent };
     volumes.push(host_volume("host", parent, "Directory"));

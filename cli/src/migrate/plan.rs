@@ -166,10 +166,13 @@ fn forward(nodes: &[(&NodeSnapshot, Stage)], order: &Order) -> Step {
     let waits = waits(nodes);
     let chosen = |node: &NodeSnapshot| order.chosen.has(&node.name);
     // A node that was on its way back turns round.
-    let again = nodes.iter().filter(|(node, stage)| {
-        chosen(node) && stage.is_on_its_way() && node.mark == Mark::Returning
-    });
-    let again: Vec<String> = again.map(|(node, _)| node.name.clone()).collect();
+    let again: Vec<String> = nodes
+        .iter()
+        .filter(|(node, stage)| {
+            chosen(node) && stage.is_on_its_way() && node.mark == Mark::Returning
+        })
+        .map(|(node, _)| node.name.clone())
+        .collect();
     if !again.is_empty() {
         return Step::Mark {
             nodes: again,
@@ -241,16 +244,18 @@ fn back(snapshot: &Snapshot, nodes: &[(&NodeSnapshot, Stage)], order: &Order) ->
 
 /// Returns the nodes that are still migrating, and what each of them waits for.
 fn waits(nodes: &[(&NodeSnapshot, Stage)]) -> Vec<Waiting> {
-    let on_way = nodes.iter().filter(|(_, stage)| stage.is_on_its_way());
-    let waits = on_way.map(|(node, stage)| Waiting {
-        node: node.name.clone(),
-        reason: stage.reason().to_owned(),
-        hopeless: match stage {
-            Stage::Moving(trouble) | Stage::Returning(trouble) => trouble.hopeless,
-            _ => false,
-        },
-    });
-    waits.collect()
+    nodes
+        .iter()
+        .filter(|(_, stage)| stage.is_on_its_way())
+        .map(|(node, stage)| Waiting {
+            node: node.name.clone(),
+            reason: stage.reason().to_owned(),
+            hopeless: match stage {
+                Stage::Moving(trouble) | Stage::Returning(trouble) => trouble.hopeless,
+                _ => false,
+            },
+        })
+        .collect()
 }
 
 /// Returns why kube-proxy's DaemonSet must not be deleted yet.

@@ -94,9 +94,12 @@ fn reason(container: &ContainerStatus) -> Option<(String, bool)> {
     let ended = last.and_then(|state| state.terminated.as_ref());
     let detail = match (ended, &waiting.message) {
         (Some(ended), _) => {
-            let said = ended.message.as_deref();
-            let said = said.and_then(|text| text.lines().last());
-            let said = said.map(|line| format!(": {line}")).unwrap_or_default();
+            let said = ended
+                .message
+                .as_deref()
+                .and_then(|text| text.lines().last())
+                .map(|line| format!(": {line}"))
+                .unwrap_or_default();
             format!(", last exit code {}{said}", ended.exit_code)
         }
         (None, Some(message)) => format!(": {message}"),

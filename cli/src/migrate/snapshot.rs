@@ -144,20 +144,23 @@ impl From<&Objects> for Snapshot {
         let of = |pods: &BTreeMap<String, PodState>, name: &str| {
             pods.get(name).cloned().unwrap_or_default()
         };
-        let nodes = objects.nodes.iter().map(|node| {
-            let name = node.metadata.name.clone().unwrap_or_default();
-            NodeSnapshot {
-                mark: mark(node),
-                ready: is_ready(node),
-                linux: is_linux(node),
-                kube_proxy: of(&kube_proxy, &name),
-                agent: of(&agents, &name),
-                cleanup: of(&cleanups, &name),
-                served: served.get(name.as_str()).map(|node| Served::from(*node)),
-                name,
-            }
-        });
-        let mut nodes: Vec<NodeSnapshot> = nodes.collect();
+        let mut nodes: Vec<NodeSnapshot> = objects
+            .nodes
+            .iter()
+            .map(|node| {
+                let name = node.metadata.name.clone().unwrap_or_default();
+                NodeSnapshot {
+                    mark: mark(node),
+                    ready: is_ready(node),
+                    linux: is_linux(node),
+                    kube_proxy: of(&kube_proxy, &name),
+                    agent: of(&agents, &name),
+                    cleanup: of(&cleanups, &name),
+                    served: served.get(name.as_str()).map(|node| Served::from(*node)),
+                    name,
+                }
+            })
+            .collect();
         nodes.sort_by(|a, b| a.name.cmp(&b.name));
         Self {
             kube_proxy: objects.kube_proxy.as_ref().map(KubeProxy::from),
@@ -204,8 +207,12 @@ fn by_node(pods: &[Pod], owner: Option<&str>) -> BTreeMap<String, PodState> {
     let mut states = BTreeMap::new();
     let owned = |pod: &&Pod| {
         owner.is_none_or(|owner| {
-            let owners = pod.metadata.owner_references.iter().flatten();
-            owners.into_iter().any(|of| of.uid == owner)
+            pod.metadata
+                .owner_references
+                .iter()
+                .flatten()
+                .into_iter()
+                .any(|of| of.uid == owner)
         })
     };
     for pod in pods.iter().filter(owned) {
@@ -241,9 +248,11 @@ fn mark(node: &Node) -> Mark {
 }
 
 fn is_ready(node: &Node) -> bool {
-    let conditions = node.status.iter().flat_map(|status| &status.conditions);
-    let mut conditions = conditions.flatten();
-    conditions.any(|condition| condition.type_ == "Ready" && condition.status == "True")
+    node.status
+        .iter()
+        .flat_map(|status| &status.conditions)
+        .flatten()
+        .any(|condition| condition.type_ == "Ready" && condition.status == "True")
 }
 
 /// Returns whether the node runs Pods of DaemonSets for Linux. A node of virtual-kubelet or of AWS Fargate is no machine,

@@ -81,8 +81,7 @@ pub(crate) struct MigrationView {
 impl MigrationView {
     /// Builds the view.
     pub(crate) fn new(snapshot: &Snapshot) -> Self {
-        let direction = snapshot.record().map(|record| record.direction);
-        let direction = direction.unwrap_or_default();
+        let direction = snapshot.record().map(|record| record.direction).unwrap_or_default();
         let order = Order {
             direction,
             chosen: Chosen::All,
@@ -180,8 +179,11 @@ impl MigrationView {
             ("Outside", "left out"),
         ];
         let count = |stage| self.nodes.iter().filter(|node| node.stage == stage).count();
-        let counts = stages.map(|(stage, words)| (count(stage), words));
-        counts.into_iter().filter(|(count, _)| *count > 0).collect()
+        stages
+            .map(|(stage, words)| (count(stage), words))
+            .into_iter()
+            .filter(|(count, _)| *count > 0)
+            .collect()
     }
 }
 
@@ -249,9 +251,8 @@ fn stopped(snapshot: &Snapshot) -> Option<Blocked> {
 
 impl View for MigrationView {
     fn text(&self, canvas: &Canvas) -> String {
-        let counts = self.counts();
         let counts: Vec<String> =
-            counts.iter().map(|(count, words)| format!("{count} {words}")).collect();
+            self.counts().iter().map(|(count, words)| format!("{count} {words}")).collect();
         let (text, tone) = match self.stage {
             StageView::NotStarted => ("Not started", Tone::Plain),
             StageView::Started => ("Under way", Tone::Warn),

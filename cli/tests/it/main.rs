@@ -252,8 +252,10 @@ fn rows_are_selected_and_sorted() {
     let plane = troubled();
     let get = |args: &[&str]| text(plane.address, &[&["get"], args].concat());
     let first = |text: &str| -> Vec<String> {
-        let words = text.lines().filter_map(|line| line.split(' ').next());
-        words.map(str::to_owned).collect()
+        text.lines()
+            .filter_map(|line| line.split(' ').next())
+            .map(str::to_owned)
+            .collect()
     };
     let services = get(&["services", "-n", "shop", "--no-headers"]);
     assert_eq!(first(&services), ["database", "web", "web"]);
@@ -461,8 +463,12 @@ fn watch_of_services_starts_with_all_of_them() {
     let watch = Running::start(&mut kpctl(plane.address, &args));
     let next = || -> Vec<String> {
         let json: serde_json::Value = serde_json::from_str(&watch.stdout.next()).unwrap();
-        let items = json["items"].as_array().unwrap().iter();
-        items.map(|item| item["name"].as_str().unwrap().to_owned()).collect()
+        json["items"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|item| item["name"].as_str().unwrap().to_owned())
+            .collect()
     };
     assert_eq!(next(), ["kube-dns"]);
     plane.fleet.send_modify(next_revision);

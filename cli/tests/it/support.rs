@@ -83,8 +83,10 @@ pub(crate) struct Lock {
 
 impl Lock {
     fn check(&self, request: Request<()>) -> Result<Request<()>, Status> {
-        let header = request.metadata().get("authorization");
-        let header = header.map(|value| value.to_str().unwrap().to_owned());
+        let header = request
+            .metadata()
+            .get("authorization")
+            .map(|value| value.to_str().unwrap().to_owned());
         self.seen.lock().unwrap().clone_from(&header);
         match &*self.wanted.lock().unwrap() {
             Some(wanted) if header.as_ref() != Some(wanted) => {
@@ -367,13 +369,13 @@ impl StatusService for Canned {
         let pb::ConvergenceRequest {
             namespace, name, ..
         } = request.into_inner();
-        let answers = WatchStream::new(self.convergence.subscribe());
-        let answers = answers.filter(|answer| *answer != pb::Convergence::default());
-        let answers = answers.map(move |answer| pb::Convergence {
-            namespace: namespace.clone(),
-            name: name.clone(),
-            ..answer
-        });
+        let answers = WatchStream::new(self.convergence.subscribe())
+            .filter(|answer| *answer != pb::Convergence::default())
+            .map(move |answer| pb::Convergence {
+                namespace: namespace.clone(),
+                name: name.clone(),
+                ..answer
+            });
         Ok(Response::new(Box::pin(answers.map(Ok))))
     }
 

@@ -227,8 +227,12 @@ impl Authority {
                     Err(error) => return Err(error.into()),
                 }
             };
-            let data = secret.data.unwrap_or_default();
-            let data: Data = data.into_iter().map(|(key, bytes)| (key, bytes.0)).collect();
+            let data: Data = secret
+                .data
+                .unwrap_or_default()
+                .into_iter()
+                .map(|(key, bytes)| (key, bytes.0))
+                .collect();
             let certificates =
                 Certificates::read(&data).ok_or_else(|| AuthorityError::Foreign {
                     namespace: self.namespace.clone(),
@@ -305,8 +309,8 @@ impl Authority {
 
 /// Returns the metadata of an object of the control plane.
 fn metadata(namespace: &str, name: &str, version: Option<String>) -> ObjectMeta {
-    let labels = [("name", "kplane"), ("component", "controlplane")];
-    let labels = labels.map(|(key, value)| (format!("app.kubernetes.io/{key}"), value.to_owned()));
+    let labels = [("name", "kplane"), ("component", "controlplane")]
+        .map(|(key, value)| (format!("app.kubernetes.io/{key}"), value.to_owned()));
     ObjectMeta {
         name: Some(name.to_owned()),
         namespace: Some(namespace.to_owned()),

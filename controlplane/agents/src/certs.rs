@@ -135,8 +135,11 @@ fn init(dir: &Path, hosts: &[String]) -> Result<Vec<PathBuf>, CertsError> {
         written.extend(save(dir, "ca", &made)?);
     }
     let authority = authority(dir)?;
-    let names = ["localhost", "127.0.0.1", "::1"].map(str::to_owned);
-    let names: Vec<String> = names.into_iter().chain(hosts.iter().cloned()).collect();
+    let names: Vec<String> = ["localhost", "127.0.0.1", "::1"]
+        .map(str::to_owned)
+        .into_iter()
+        .chain(hosts.iter().cloned())
+        .collect();
     let params = cert_issuer::control_plane(&names).map_err(make("of the control plane"))?;
     written.extend(issue(dir, "server", params, &authority)?);
     Ok(written)

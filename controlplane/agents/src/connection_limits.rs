@@ -249,23 +249,25 @@ impl ConnectionLimiter {
             None => Cover::PlainText,
         });
         let limiter = Arc::clone(self);
-        let greeted = self.admitted(listener).map(move |connection| {
-            let (limiter, config) = (Arc::clone(&limiter), tls.as_ref().map(Follower::current));
-            async move {
-                match config {
-                    None => {
-                        connection.guard().identify(TransportIdentity::PlainText);
-                        Some(Wire::Plain(connection))
-                    }
-                    Some(config) => {
-                        // A panic has been printed already; it ends one connection.
-                        let greeted = tokio::spawn(limiter.handshake(connection, config));
-                        greeted.await.ok().flatten()
+        let greeted = self
+            .admitted(listener)
+            .map(move |connection| {
+                let (limiter, config) = (Arc::clone(&limiter), tls.as_ref().map(Follower::current));
+                async move {
+                    match config {
+                        None => {
+                            connection.guard().identify(TransportIdentity::PlainText);
+                            Some(Wire::Plain(connection))
+                        }
+                        Some(config) => {
+                            // A panic has been printed already; it ends one connection.
+                            let greeted = tokio::spawn(limiter.handshake(connection, config));
+                            greeted.await.ok().flatten()
+                        }
                     }
                 }
-            }
-        });
-        let greeted = greeted.buffer_unordered(self.limits.waiting.max(1));
+            })
+            .buffer_unordered(self.limits.waiting.max(1));
         greeted.filter_map(|wire| std::future::ready(wire.map(Ok)))
     }
 

@@ -99,14 +99,15 @@ mod tests {
     async fn drain(agents: usize, time: Duration) -> (Vec<Duration>, Duration) {
         let draining = Arc::<Draining>::default();
         let start = Instant::now();
-        let leaving = (0..agents).map(|_| {
-            let mut window = draining.follow();
-            tokio::spawn(async move {
-                turn(&mut window).await;
-                start.elapsed()
+        let leaving: Vec<_> = (0..agents)
+            .map(|_| {
+                let mut window = draining.follow();
+                tokio::spawn(async move {
+                    turn(&mut window).await;
+                    start.elapsed()
+                })
             })
-        });
-        let leaving: Vec<_> = leaving.collect();
+            .collect();
         draining.begin(time).await;
         let ended = start.elapsed();
         let mut left = Vec::new();

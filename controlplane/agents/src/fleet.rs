@@ -174,8 +174,11 @@ impl AgentRegistry {
     pub fn records(&self) -> BTreeMap<NodeName, Arc<AgentRecord>> {
         let records: Vec<_> = {
             let agents = self.lock();
-            let records = agents.by_node.iter();
-            records.map(|(node, agent)| (node.clone(), Arc::clone(&agent.record))).collect()
+            agents
+                .by_node
+                .iter()
+                .map(|(node, agent)| (node.clone(), Arc::clone(&agent.record)))
+                .collect()
         };
         records.into_iter().collect()
     }
@@ -203,16 +206,18 @@ impl AgentRegistry {
     /// Returns whether an agent that is remembered is not connected.
     pub fn any_gone(&self) -> bool {
         let agents = self.lock();
-        let mut all = agents.by_node.values();
-        all.any(|agent| !agent.record.connected)
+        agents.by_node.values().any(|agent| !agent.record.connected)
     }
 
     /// Returns the nodes whose agents have virtual servers.
     pub fn with_servers(&self) -> Vec<NodeName> {
         let agents = self.lock();
-        let all = agents.by_node.iter();
-        let with = all.filter(|(_, a)| a.record.connected && has_servers(&a.record));
-        with.map(|(node, _)| node.clone()).collect()
+        agents
+            .by_node
+            .iter()
+            .filter(|(_, a)| a.record.connected && has_servers(&a.record))
+            .map(|(node, _)| node.clone())
+            .collect()
     }
 
     /// Returns the nodes whose agents serve objects that the picture does not name, sorted.
@@ -223,8 +228,9 @@ impl AgentRegistry {
             let report = record.report.as_ref();
             record.connected && report.is_some_and(|report| report.held.is_some())
         };
-        let holding = all.filter(|(_, agent)| holds(&agent.record));
-        holding.map(|(node, _)| node.clone()).collect()
+        all.filter(|(_, agent)| holds(&agent.record))
+            .map(|(node, _)| node.clone())
+            .collect()
     }
 
     /// Asks an agent. The receiver fails if the agent has too many questions, or has gone.
@@ -272,10 +278,14 @@ impl Agents {
         if self.strangers < MAX_STRANGERS {
             return Ok(());
         }
-        let gone = self.by_node.iter();
-        let gone = gone.filter(|(_, agent)| agent.stranger && !agent.record.connected);
-        let oldest = gone.min_by_key(|(_, agent)| agent.record.since);
-        let oldest = oldest.map(|(name, _)| name.clone()).ok_or(NotBegun::TooMany)?;
+        let gone = self
+            .by_node
+            .iter()
+            .filter(|(_, agent)| agent.stranger && !agent.record.connected);
+        let oldest = gone
+            .min_by_key(|(_, agent)| agent.record.since)
+            .map(|(name, _)| name.clone())
+            .ok_or(NotBegun::TooMany)?;
         self.by_node.remove(&oldest);
         self.strangers -= 1;
         Ok(())

@@ -133,8 +133,7 @@ impl Hub {
             replica,
             shutdown,
         });
-        let index = Index::new(admission).guarded(guard);
-        let index = index.started_at(SystemTime::now());
+        let index = Index::new(admission).guarded(guard).started_at(SystemTime::now());
         let owner = IndexOwner::new(Arc::clone(&hub), index, sender);
         (hub, owner.run(batches, asked))
     }
@@ -193,8 +192,13 @@ impl Hub {
     pub fn issues(&self) -> Arc<Vec<Issue>> {
         let input = Arc::clone(&self.index.summary.borrow().issues);
         let upstream = self.upstream.issues();
-        let own = self.overrides.issue().into_iter().chain(self.suspects.issues());
-        let own: Vec<_> = own.chain(crate::panicked::issues()).collect();
+        let own: Vec<_> = self
+            .overrides
+            .issue()
+            .into_iter()
+            .chain(self.suspects.issues())
+            .chain(crate::panicked::issues())
+            .collect();
         if upstream.is_empty() && own.is_empty() {
             return input;
         }

@@ -176,14 +176,14 @@ impl Overrides {
 
     /// Returns the approvals that replicas may still take.
     pub fn approvals(&self, now_ms: u64) -> impl Iterator<Item = &Approval> {
-        let approvals = self.approvals.iter();
-        approvals.filter(move |approval| approval.is_in_force(now_ms))
+        self.approvals.iter().filter(move |approval| approval.is_in_force(now_ms))
     }
 
     /// Returns the newer one of the orders of a document, if there is one, and the orders in force.
     fn newer<'a>(document: Option<&'a Self>, in_force: &'a Self) -> &'a Self {
-        let newer = document.filter(|document| document.number >= in_force.number);
-        newer.unwrap_or(in_force)
+        document
+            .filter(|document| document.number >= in_force.number)
+            .unwrap_or(in_force)
     }
 
     /// Returns why a document cannot replace these orders, if it is older: it was restored from a copy.

@@ -146,15 +146,17 @@ impl Peers {
         let until = Instant::now() + PATIENCE;
         let (targets, missing) = self.way.targets().await;
         let asked = targets.into_iter().map(|target| async {
-            let mut known = before.answers.iter();
-            let known = known.find(|answer| answer.address == target.address);
-            let known = known.filter(|answer| answer.question == *question);
-            let answer = timeout_at(until, self.ask(&target, question, known)).await;
-            let answer = answer.unwrap_or_else(|_| {
-                // A dead connection does not say so.
-                self.way.hang_up(&target);
-                Err(Missing::Late)
-            });
+            let known = before
+                .answers
+                .iter()
+                .find(|answer| answer.address == target.address)
+                .filter(|answer| answer.question == *question);
+            let answer =
+                timeout_at(until, self.ask(&target, question, known)).await.unwrap_or_else(|_| {
+                    // A dead connection does not say so.
+                    self.way.hang_up(&target);
+                    Err(Missing::Late)
+                });
             (target, answer)
         });
         settle(join_all(asked).await, missing)
@@ -280,12 +282,12 @@ impl Peers {
         let (targets, _) = self.way.targets().await;
         let until = Instant::now() + PATIENCE;
         let asked = answers.iter().map(|answer| {
-            let mut all = targets.iter();
-            let target = all.find(|target| target.address == answer.address);
+            let target = targets.iter().find(|target| target.address == answer.address);
             let asking = target.map(|target| ask(self.way.client(target)));
             async move {
-                let response = timeout_at(until, asking.ok_or(Missing::Late)?).await;
-                let response = response.map_err(|_| Missing::Late)?;
+                let response = timeout_at(until, asking.ok_or(Missing::Late)?)
+                    .await
+                    .map_err(|_| Missing::Late)?;
                 response.map_err(|status| Missing::Refused(describe(&status)))
             }
         });

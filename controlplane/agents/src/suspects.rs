@@ -116,8 +116,10 @@ impl Suspects {
             object: ObjectRef::new("Node", "", name),
             reason,
         };
-        let nodes = now.nodes.iter();
-        let nodes = nodes.map(|(node, of)| issue(node, format!("has been {}", Words(of, now.act))));
+        let nodes = now
+            .nodes
+            .iter()
+            .map(|(node, of)| issue(node, format!("has been {}", Words(of, now.act))));
         let holds = *self.lock_holds();
         let holds = holds.map(|why| {
             issue(

@@ -75,8 +75,11 @@ struct Keeper {
 impl Keeper {
     /// Writes what is due; returns when to look again, if a Node is left alone until then.
     async fn look(&mut self) -> Option<Instant> {
-        let canaries = self.fleet.records().into_iter();
-        let canaries = canaries.filter_map(|(node, record)| Some((node, answers(&record)?)));
+        let canaries = self
+            .fleet
+            .records()
+            .into_iter()
+            .filter_map(|(node, record)| Some((node, answers(&record)?)));
         let plan = plan(&canaries.collect(), &self.tainted.borrow_and_update());
         self.tell(&plan);
         let now = Instant::now();

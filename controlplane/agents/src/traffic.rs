@@ -162,8 +162,7 @@ mod tests {
     use super::*;
 
     fn volume(of: &Traffic, name: &str) -> Volume {
-        let all = of.volumes();
-        all.into_iter().find(|(kind, _)| *kind == name).unwrap().1
+        of.volumes().into_iter().find(|(kind, _)| *kind == name).unwrap().1
     }
 
     #[test]

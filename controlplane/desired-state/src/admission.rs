@@ -152,8 +152,7 @@ impl Reserved {
     fn with_agents(self) -> Self {
         let agents = [HEALTHZ_PORT, METRICS_PORT].map(|port| (port, Holder::NodeAgent));
         let kubelet = KUBELET_PORTS.map(|port| (port, Holder::Kubelet));
-        let ports = agents.into_iter().chain(kubelet);
-        ports.fold(self, |reserved, (port, holder)| {
+        agents.into_iter().chain(kubelet).fold(self, |reserved, (port, holder)| {
             reserved.on_nodes(port, holder)
         })
     }
@@ -259,21 +258,16 @@ impl FromStr for ReservedPlace {
 /// Returns the addresses of this machine or pod: the addresses of its interfaces, and the one from
 /// the environment. Loopback and link-local addresses are left out, since no Service may have them.
 pub fn own_addresses() -> Vec<IpAddr> {
-    let named = std::env::var(POD_IP).ok();
-    let named = named.and_then(|text| parse_ip(&text).ok());
+    let named = std::env::var(POD_IP).ok().and_then(|text| parse_ip(&text).ok());
     let interfaces = getifaddrs().inspect_err(|error| {
         tracing::warn!(
             %error,
             "cannot read the addresses of this machine; its ports are reserved on the addresses of \
              nodes only"
         );
-    });
-    let interfaces = interfaces.into_iter().flatten();
-    let interfaces = interfaces.filter(|interface| interface.interface_name != SERVICES_LINK);
-    let interfaces = interfaces.filter_map(|interface| {
+    }).into_iter().flatten().filter(|interface| interface.interface_name != SERVICES_LINK).filter_map(|interface| {
         let address = interface.address?;
-        let v4 = address.as_sockaddr_in().map(|v4| IpAddr::V4(v4.ip()));
-        v4.or_else(|| Some(IpAddr::V6(address.as_sockaddr_in6()?.ip())))
+        address.as_sockaddr_in().map(|v4| IpAddr::V4(v4.ip())).or_else(|| Some(IpAddr::V6(address.as_sockaddr_in6()?.ip())))
     });
     named.into_iter().chain(interfaces).collect()
 }

@@ -32,19 +32,20 @@ impl Freshness {
 
     /// Returns the kinds that differ from what a stream has sent, for the wire.
     pub fn news(&self, reported: &Self) -> Vec<pb::KindVersion> {
-        let kinds = self.0.iter();
-        let news = kinds.filter(|(kind, versions)| reported.0.get(kind) != Some(versions));
-        let news = news.map(|(kind, versions)| pb::KindVersion {
-            kind: kind.as_str().to_owned(),
-            version: versions.seen.to_string(),
-            changed: if versions.changed == versions.seen {
-                String::new()
-            } else {
-                // Agents cannot compare 0, the version of a kind without objects, and would take `seen` instead.
-                versions.changed.max(1).to_string()
-            },
-        });
-        news.collect()
+        self.0
+            .iter()
+            .filter(|(kind, versions)| reported.0.get(kind) != Some(versions))
+            .map(|(kind, versions)| pb::KindVersion {
+                kind: kind.as_str().to_owned(),
+                version: versions.seen.to_string(),
+                changed: if versions.changed == versions.seen {
+                    String::new()
+                } else {
+                    // Agents cannot compare 0, the version of a kind without objects, and would take `seen` instead.
+                    versions.changed.max(1).to_string()
+                },
+            })
+            .collect()
     }
 }
 

@@ -227,8 +227,7 @@ impl Index {
 
     /// Returns the totals of what is published.
     pub fn totals(&self) -> Totals {
-        let counts = self.policies.as_ref().map(Policies::counts);
-        let counts = counts.unwrap_or_default();
+        let counts = self.policies.as_ref().map(Policies::counts).unwrap_or_default();
         Totals {
             policies: counts.policies + counts.cluster_policies,
             policy_pods: counts.pods,

@@ -40,8 +40,7 @@ impl Batch {
     /// Returns the complete lists of some kinds, with these objects, observed now.
     pub fn sample(kinds: &[Kind], objects: impl IntoIterator<Item = Located>) -> Self {
         let begun = kinds.iter().copied().map(Event::Init);
-        let objects = objects.into_iter();
-        let named = objects.map(|object| Event::InitApply(Box::new(object)));
+        let named = objects.into_iter().map(|object| Event::InitApply(Box::new(object)));
         let done = kinds.iter().copied().map(Event::InitDone);
         Self {
             events: begun.chain(named).chain(done).collect(),

@@ -51,6 +51,5 @@ impl Tainted {
 }
 
 fn has_taint(node: &Node) -> bool {
-    let mut taints = node.spec.taints.iter().flatten();
-    taints.any(|taint| taint.key == TAINT)
+    node.spec.taints.iter().flatten().any(|taint| taint.key == TAINT)
 }

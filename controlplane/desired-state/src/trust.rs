@@ -108,9 +108,10 @@ impl Completeness {
 
     /// Returns the doubts that the operator has not resolved.
     pub fn open(&self) -> impl Iterator<Item = &str> {
-        let doubts = self.doubts.iter();
-        let open = doubts.filter(|doubt| !self.answered.contains(*doubt));
-        open.map(String::as_str)
+        self.doubts
+            .iter()
+            .filter(|doubt| !self.answered.contains(*doubt))
+            .map(String::as_str)
     }
 
     /// Returns the resulting trust.

@@ -45,8 +45,12 @@ impl Audience {
     /// Returns how the nodes changed since the last call.
     pub(crate) fn take(&mut self) -> Moves {
         let had = std::mem::take(&mut self.had);
-        let stayed = self.nodes.iter().filter(|node| had.get(*node) != Some(&false));
-        let stayed = stayed.cloned().collect();
+        let stayed = self
+            .nodes
+            .iter()
+            .filter(|node| had.get(*node) != Some(&false))
+            .cloned()
+            .collect();
         let (before, new): (Vec<_>, Vec<_>) = had.into_iter().partition(|(_, had)| *had);
         let name = |(node, _): (NodeName, bool)| node;
         Moves {

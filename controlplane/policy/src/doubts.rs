@@ -47,11 +47,15 @@ impl Policies {
 
     fn without_namespace(&self, entry: &Entry) -> Vec<Doubt> {
         let peers = Direction::ALL.into_iter().flat_map(|direction| {
-            let rules = entry.rules(direction).unwrap_or_default().iter();
-            rules.enumerate().flat_map(move |(rule, of)| {
-                let peers = of.peers.iter().flatten().enumerate();
-                peers.map(move |(peer, of)| (direction, rule, peer, of))
-            })
+            entry.rules(direction).unwrap_or_default().iter().enumerate().flat_map(
+                move |(rule, of)| {
+                    of.peers
+                        .iter()
+                        .flatten()
+                        .enumerate()
+                        .map(move |(peer, of)| (direction, rule, peer, of))
+                },
+            )
         });
         let doubtful = peers.take(PEERS).filter(|(.., of)| match of {
             PeerSpec::Pods {
@@ -81,29 +85,31 @@ impl Policies {
                 names.remove(&(Arc::clone(&port.name), port.protocol));
             }
         }
-        let names = names.into_iter();
-        names.map(|(name, of)| Doubt::NoPort(name, of)).collect()
+        names.into_iter().map(|(name, of)| Doubt::NoPort(name, of)).collect()
     }
 
     fn without_dns(&self, entry: &Entry) -> Option<Doubt> {
         entry.rules(Direction::Egress)?;
         let pods: BTreeSet<_> = self.selected(entry).take(PODS).collect();
-        let mut pods = pods.into_iter();
-        let cut_off = pods.find(|name| self.pods.get(name).is_some_and(|of| !self.asks(name, of)));
+        let cut_off = pods
+            .into_iter()
+            .find(|name| self.pods.get(name).is_some_and(|of| !self.asks(name, of)));
         cut_off.map(|name| Doubt::NoDns(name.clone()))
     }
 
     /// Returns whether some rule lets a Pod reach port 53 of something.
     fn asks(&self, name: &PodName, pod: &PodEntry) -> bool {
-        let mut tiers = self.tiers.policies.values();
-        let accepted = tiers.any(|policy| {
-            let mut rules = policy.egress.iter();
-            let accepts = rules.any(|of| of.action == TierAction::Accept && is_for_dns(&of.rule));
+        let accepted = self.tiers.policies.values().any(|policy| {
+            let accepts = policy
+                .egress
+                .iter()
+                .any(|of| of.action == TierAction::Accept && is_for_dns(&of.rule));
             policy.tier == Tier::Admin && accepts && policy.selects(name, pod, &self.namespaces)
         });
         let policies = self.policies.enforced(&name.namespace, &pod.labels).0;
-        let rules = policies.into_iter();
-        let mut rules = rules.flat_map(|of| of.rules(Direction::Egress).unwrap_or_default());
+        let mut rules = policies
+            .into_iter()
+            .flat_map(|of| of.rules(Direction::Egress).unwrap_or_default());
         accepted || rules.any(is_for_dns)
     }
 }

@@ -108,11 +108,13 @@ impl Policies {
     pub fn beyond_share(&self) -> impl Iterator<Item = (&PolicyName, Excess)> {
         let Subjects { beyond, wide, .. } = &self.policies;
         let share = self.policies.limits.share;
-        let beyond = beyond.iter().map(move |(name, weight)| {
-            let weight = *weight;
-            (name, Excess::Messages { weight, share })
-        });
-        beyond.chain(wide.iter().map(|(name, share)| (name, Excess::Groups { share: *share })))
+        beyond
+            .iter()
+            .map(move |(name, weight)| {
+                let weight = *weight;
+                (name, Excess::Messages { weight, share })
+            })
+            .chain(wide.iter().map(|(name, share)| (name, Excess::Groups { share: *share })))
     }
 
     /// Returns the Pods of which not all policies fit into a message, sorted, and how many policies select them. Of
@@ -124,8 +126,9 @@ impl Policies {
     /// Returns the Pods that claim an address which means a Pod of another node, sorted, the address, and that Pod. As of
     /// the last call of [`Policies::take`].
     pub fn address_conflicts(&self) -> impl Iterator<Item = (&PodName, IpAddr, &PodName)> {
-        let address_conflicts = self.address_conflicts.iter();
-        address_conflicts.map(|(name, (address, other))| (name, *address, other))
+        self.address_conflicts
+            .iter()
+            .map(|(name, (address, other))| (name, *address, other))
     }
 
     /// Returns a policy, and the Pods that it selects.
@@ -145,16 +148,24 @@ impl Policies {
     /// Returns the policies that select a Pod, sorted; `None` = there is no such Pod with an address of its own.
     pub fn policies_of(&self, pod: &PodName) -> Option<Vec<PolicyName>> {
         let labels = &self.pods.get(pod)?.labels;
-        let policies = self.policies.of_pod(&pod.namespace, labels).into_iter();
-        Some(policies.map(|entry| entry.policy.name.clone()).collect())
+        Some(
+            self.policies
+                .of_pod(&pod.namespace, labels)
+                .into_iter()
+                .map(|entry| entry.policy.name.clone())
+                .collect(),
+        )
     }
 
     /// Returns the policies that isolate a Pod in a direction, sorted; none if there is no such Pod.
     pub fn isolating(&self, pod: &PodName, direction: Direction) -> Vec<PolicyName> {
-        let entry = self.pods.get(pod).into_iter();
-        let policies = entry.flat_map(|of| self.policies.enforced(&pod.namespace, &of.labels).0);
-        let isolating = policies.filter(|of| of.rules(direction).is_some());
-        isolating.map(|of| of.policy.name.clone()).collect()
+        self.pods
+            .get(pod)
+            .into_iter()
+            .flat_map(|of| self.policies.enforced(&pod.namespace, &of.labels).0)
+            .filter(|of| of.rules(direction).is_some())
+            .map(|of| of.policy.name.clone())
+            .collect()
     }
 
     /// Returns the Pod that has an address.
@@ -222,8 +233,8 @@ impl Policies {
 
     fn subjects<'a>(&'a self, policy: &'a ClusterPolicy) -> impl Iterator<Item = &'a PodName> {
         let pods = self.pods.selected_anywhere(&policy.pods);
-        let there = pods.filter(|(name, pod)| policy.selects(name, pod, &self.namespaces));
-        there.map(|(name, _)| name)
+        pods.filter(|(name, pod)| policy.selects(name, pod, &self.namespaces))
+            .map(|(name, _)| name)
     }
 
     /// Returns the Pods that a policy selects.

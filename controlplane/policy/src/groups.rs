@@ -46,8 +46,7 @@ impl Group {
             return Vec::new();
         }
         let (first, last) = self.parts.range(part);
-        let members = self.members.range(first..=last);
-        members.take(limits.members).copied().collect()
+        self.members.range(first..=last).take(limits.members).copied().collect()
     }
 
     /// Adds all parts that are, or were published.
@@ -218,9 +217,10 @@ impl Groups {
             return;
         }
         let all = Selector::default();
-        let there = pods.classes(namespace, &all);
-        let there = there.filter_map(|id| Some((id, classes.get(id)?)));
-        let there: BTreeMap<_, _> = there.collect();
+        let there: BTreeMap<_, _> = pods
+            .classes(namespace, &all)
+            .filter_map(|id| Some((id, classes.get(id)?)))
+            .collect();
         for selector in before.symmetric_difference(&now) {
             let is_member = now.contains(selector);
             let selected = Namespaces::Selected(Arc::clone(selector));
@@ -284,13 +284,14 @@ fn members(spec: &GroupSpec, pods: &Pods, namespaces: &NamespaceLabels) -> BTree
             if some.is_everything() || some.pivot().is_none() && spec.pods.pivot().is_some() =>
         {
             let everywhere = pods.selected_anywhere(&spec.pods);
-            let there = everywhere.filter(|(name, _)| namespaces.meet(&name.namespace, some));
-            there.filter_map(|(_, pod)| pod.class).collect()
+            everywhere
+                .filter(|(name, _)| namespaces.meet(&name.namespace, some))
+                .filter_map(|(_, pod)| pod.class)
+                .collect()
         }
         (Namespaces::Selected(some), true) => {
             let names = namespaces.selected(some);
-            let classes = names.flat_map(|name| pods.classes(name, &spec.pods));
-            classes.collect()
+            names.flat_map(|name| pods.classes(name, &spec.pods)).collect()
         }
     }
 }

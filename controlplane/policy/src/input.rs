@@ -157,11 +157,13 @@ impl Selector {
     /// Returns a label that selected objects have, with one of some values: the requirement with the fewest values.
     /// `None` if no requirement names values.
     pub(crate) fn pivot(&self) -> Option<(&Arc<str>, &[Arc<str>])> {
-        let with_values = self.0.iter().filter_map(|requirement| match requirement {
-            Requirement::In(key, values) => Some((key, &values[..])),
-            _ => None,
-        });
-        with_values.min_by_key(|(_, values)| values.len())
+        self.0
+            .iter()
+            .filter_map(|requirement| match requirement {
+                Requirement::In(key, values) => Some((key, &values[..])),
+                _ => None,
+            })
+            .min_by_key(|(_, values)| values.len())
     }
 
     /// Returns whether all objects are selected.

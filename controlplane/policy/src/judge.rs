@@ -162,8 +162,12 @@ impl Policies {
         let (name, pod) = subject.pod?;
         let entries = self.policies.enforced(&name.namespace, &pod.labels).0;
         let rules = entries.into_iter().flat_map(|entry| {
-            let rules = entry.rules(direction).unwrap_or_default().iter();
-            rules.enumerate().map(move |(at, rule)| (entry, at, rule))
+            entry
+                .rules(direction)
+                .unwrap_or_default()
+                .iter()
+                .enumerate()
+                .map(move |(at, rule)| (entry, at, rule))
         });
         let near = rules.filter_map(|(entry, at, rule)| {
             let lacks = match (port.is_among(rule), self.peer_of(entry, rule, other)) {

@@ -103,9 +103,10 @@ fn scopes_with<'a, S: Default + Ord, T>(
     of_key: &'a ByValue<S, T>,
     value: &'a Arc<str>,
 ) -> impl Iterator<Item = &'a BTreeSet<T>> {
-    let places = of_key.range((Arc::clone(value), S::default())..);
-    let places = places.take_while(move |((v, _), _)| v == value);
-    places.map(|(_, objects)| objects)
+    of_key
+        .range((Arc::clone(value), S::default())..)
+        .take_while(move |((v, _), _)| v == value)
+        .map(|(_, objects)| objects)
 }
 
 /// Owners of label selectors, by namespace.
@@ -156,10 +157,12 @@ impl<S: Clone + Eq + Hash, T: Clone + Ord> Selectors<S, T> {
         scope: &'a S,
         labels: &'a LabelSet,
     ) -> impl Iterator<Item = &'a T> {
-        let places = labels.iter();
-        let places = places.map(|(k, v)| (scope.clone(), Arc::clone(k), Arc::clone(v)));
-        let by_label = places.filter_map(|place| self.by_label.get(&place));
-        by_label.chain(self.others.get(scope)).flatten()
+        labels
+            .iter()
+            .map(|(k, v)| (scope.clone(), Arc::clone(k), Arc::clone(v)))
+            .filter_map(|place| self.by_label.get(&place))
+            .chain(self.others.get(scope))
+            .flatten()
     }
 }
 

@@ -50,8 +50,7 @@ impl NamespaceLabels {
 
     /// Returns a namespace's labels, and what they were at the last call of `take` if they changed.
     pub(crate) fn versions(&self, name: &Arc<str>) -> impl Iterator<Item = Option<&LabelSet>> {
-        let before = self.before.get(name).map(Option::as_ref);
-        before.into_iter().chain([self.get(name)])
+        self.before.get(name).map(Option::as_ref).into_iter().chain([self.get(name)])
     }
 
     /// Returns whether a selector selects a namespace.

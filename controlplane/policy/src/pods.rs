@@ -178,8 +178,11 @@ impl Pods {
 
     /// Returns the Pods that say that they have an address.
     fn claims(&self, address: IpAddr) -> impl Iterator<Item = (&PodName, &PodEntry)> + Clone {
-        let pods = self.claims.get(&address).into_iter().flatten();
-        pods.filter_map(|pod| Some((pod, self.get(pod)?)))
+        self.claims
+            .get(&address)
+            .into_iter()
+            .flatten()
+            .filter_map(|pod| Some((pod, self.get(pod)?)))
     }
 
     /// Returns the Pod that an address means as a peer: the one that counts on the node with the best claim.
@@ -213,12 +216,13 @@ impl Pods {
 
     /// Returns the addresses for which a Pod counts on its node, sorted.
     pub(crate) fn addresses<'a>(&'a self, pod: &'a PodName) -> impl Iterator<Item = IpAddr> + 'a {
-        let entry = self.get(pod).into_iter();
-        let addresses = entry.flat_map(|e| e.addresses.iter().map(|a| (&e.node, *a)));
-        addresses.filter_map(move |(node, address)| {
-            let counts = self.of_address_on(node, address) == Some(pod);
-            counts.then_some(address)
-        })
+        self.get(pod)
+            .into_iter()
+            .flat_map(|e| e.addresses.iter().map(|a| (&e.node, *a)))
+            .filter_map(move |(node, address)| {
+                let counts = self.of_address_on(node, address) == Some(pod);
+                counts.then_some(address)
+            })
     }
 
     /// Returns the first address that a Pod claims and that means a Pod of another node, and that Pod. A Pod that is being
@@ -252,8 +256,9 @@ impl Pods {
         selector: &'a Selector,
     ) -> impl Iterator<Item = (&'a PodName, &'a PodEntry)> {
         let candidates = self.labelled.candidates(None, selector);
-        let entries = candidates.filter_map(|pod| Some((pod, self.get(pod)?)));
-        entries.filter(|(_, entry)| entry.labels.meet(selector))
+        candidates
+            .filter_map(|pod| Some((pod, self.get(pod)?)))
+            .filter(|(_, entry)| entry.labels.meet(selector))
     }
 
     /// Marks addresses of Pods.

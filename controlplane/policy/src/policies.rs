@@ -280,8 +280,8 @@ impl Policies {
 
     /// Divides anew what the objects of a namespace's Pods may name, where the number of Pods has changed much.
     fn share_names(&mut self) {
-        let changed = self.pods.changed.iter();
-        let namespaces: BTreeSet<_> = changed.map(|pod| Arc::clone(&pod.namespace)).collect();
+        let namespaces: BTreeSet<_> =
+            self.pods.changed.iter().map(|pod| Arc::clone(&pod.namespace)).collect();
         let everything = Selector::default();
         for namespace in namespaces {
             let pods = self.pods.most_selected(Some(&namespace), &everything);
@@ -300,8 +300,8 @@ impl Policies {
         let (policies, left_out) = self.policies.enforced(&name.namespace, &pod.labels);
         let mut ports = pod.ports.to_vec();
         if !ports.is_empty() {
-            let names = policies.iter().map(|p| p.names(Direction::Ingress));
-            let names: BTreeSet<_> = names.flatten().collect();
+            let names: BTreeSet<_> =
+                policies.iter().flat_map(|p| p.names(Direction::Ingress)).collect();
             ports.retain(|port| names.contains(&(Arc::clone(&port.name), port.protocol)));
         }
         let object = LocalPod {

@@ -83,13 +83,16 @@ impl Entry {
 
     /// Returns the names of ports in rules of a direction.
     pub(crate) fn names(&self, direction: Direction) -> BTreeSet<PortName> {
-        let rules = self.rules(direction).unwrap_or_default().iter();
-        let ports = rules.filter_map(|rule| rule.ports.as_ref()).flatten();
-        let named = ports.filter_map(|port| match port {
-            PolicyPort::Named(protocol, name) => Some((Arc::clone(name), *protocol)),
-            _ => None,
-        });
-        named.collect()
+        self.rules(direction)
+            .unwrap_or_default()
+            .iter()
+            .filter_map(|rule| rule.ports.as_ref())
+            .flatten()
+            .filter_map(|port| match port {
+                PolicyPort::Named(protocol, name) => Some((Arc::clone(name), *protocol)),
+                _ => None,
+            })
+            .collect()
     }
 
     /// Returns the groups that rules name.
@@ -99,14 +102,19 @@ impl Entry {
 
     /// Returns the groups that rules name as they are written, whether or not they count.
     pub(crate) fn written_groups(&self) -> BTreeMap<GroupId, GroupSpec> {
-        let rules = self.policy.ingress.iter().chain(&self.policy.egress);
-        let peers = rules.flatten();
-        let peers = peers.filter_map(|rule| rule.peers.as_ref()).flatten();
-        let specs = peers.filter_map(|peer| match peer {
-            PeerSpec::Pods { namespaces, pods } => Some(self.group(namespaces, pods)),
-            PeerSpec::Block(_) | PeerSpec::Nodes(_) => None,
-        });
-        specs.map(|spec| (spec.id(), spec)).collect()
+        self.policy
+            .ingress
+            .iter()
+            .chain(&self.policy.egress)
+            .flatten()
+            .filter_map(|rule| rule.peers.as_ref())
+            .flatten()
+            .filter_map(|peer| match peer {
+                PeerSpec::Pods { namespaces, pods } => Some(self.group(namespaces, pods)),
+                PeerSpec::Block(_) | PeerSpec::Nodes(_) => None,
+            })
+            .map(|spec| (spec.id(), spec))
+            .collect()
     }
 
     fn group(&self, namespaces: &Option<Selector>, pods: &Option<Selector>) -> GroupSpec {
@@ -116,10 +124,8 @@ impl Entry {
 
     /// Returns the object that agents get.
     pub(crate) fn object(&self) -> Policy {
-        let rules = |direction| {
-            let rules = self.rules(direction)?.iter();
-            Some(rules.map(|rule| self.rule(rule)).collect())
-        };
+        let rules =
+            |direction| Some(self.rules(direction)?.iter().map(|rule| self.rule(rule)).collect());
         Policy {
             name: self.policy.name.clone(),
             ingress: rules(Direction::Ingress),

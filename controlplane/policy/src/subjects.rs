@@ -145,15 +145,16 @@ impl Subjects {
 
     /// Returns the namespaces whose policies changed since the last call of `take`.
     pub(crate) fn changed_namespaces(&self) -> BTreeSet<Arc<str>> {
-        let names = self.before.keys();
-        names.map(|name| Arc::clone(&name.namespace)).collect()
+        self.before.keys().map(|name| Arc::clone(&name.namespace)).collect()
     }
 
     /// Returns the policies of a namespace.
     pub(crate) fn of_namespace(&self, namespace: &str) -> impl Iterator<Item = &Arc<Entry>> {
-        let policies = self.demands.get(namespace).into_iter();
-        let names = policies.flat_map(Demand::names);
-        names.filter_map(|name| self.entries.get(name))
+        self.demands
+            .get(namespace)
+            .into_iter()
+            .flat_map(Demand::names)
+            .filter_map(|name| self.entries.get(name))
     }
 
     /// Returns all policies, in no order.
@@ -186,8 +187,7 @@ impl Subjects {
     pub(crate) fn enforced(&self, namespace: &Arc<str>, labels: &LabelSet) -> (Vec<&Entry>, usize) {
         let mut policies = self.of_pod(namespace, labels);
         let all = policies.len();
-        let most = self.names.get(namespace).copied();
-        let most = most.unwrap_or(self.limits.names);
+        let most = self.names.get(namespace).copied().unwrap_or(self.limits.names);
         let sizes = policies.iter().map(|entry| size_of_name(entry));
         if sizes.sum::<usize>() > most {
             for direction in Direction::ALL.into_iter().rev() {

@@ -51,8 +51,7 @@ where
 impl Texts {
     /// Returns labels that consist of shared copies.
     pub(crate) fn share_labels(&mut self, labels: &Labels) -> LabelSet {
-        let labels = labels.iter();
-        labels.map(|(k, v)| (self.share(k), self.share(v))).collect()
+        labels.iter().map(|(k, v)| (self.share(k), self.share(v))).collect()
     }
 }
 

@@ -103,13 +103,12 @@ impl Plane {
 
     fn agents(&self, to: &mut DescriptorEncoder<'_>) -> fmt::Result {
         let census = census(&self.0);
-        let states = census.states.iter();
-        let series = states.map(|(state, count)| ([("state", *state)], *count as f64));
+        let series =
+            census.states.iter().map(|(state, count)| ([("state", *state)], *count as f64));
         Metric::new("kplane_controlplane_nodes")
             .help("Nodes by the state of their agent")
             .gauge(to, series)?;
-        let found = census.findings.iter();
-        let found = found.map(|(code, n)| ([("code", *code)], *n as f64));
+        let found = census.findings.iter().map(|(code, n)| ([("code", *code)], *n as f64));
         Metric::new("kplane_controlplane_node_findings")
             .help("Nodes of connected agents by what may stand in the way of their packets")
             .gauge(to, found)?;
@@ -157,8 +156,7 @@ impl Plane {
     fn timings(&self, to: &mut DescriptorEncoder<'_>) -> fmt::Result {
         let timings = &self.0.agents().timings;
         let hops = timings.hops();
-        let hops = hops.iter();
-        let hops = hops.map(|(hop, durations)| ([("hop", *hop)], durations.distribution()));
+        let hops = hops.iter().map(|(hop, durations)| ([("hop", *hop)], durations.distribution()));
         Metric::new("kplane_controlplane_change_hop_duration_seconds")
             .help("Time that a change takes at each hop on its way to a kernel")
             .histogram(to, hops)?;
@@ -177,8 +175,7 @@ impl Plane {
             return Ok(());
         }
         let each = |value: fn(&KindState) -> f64| {
-            let kinds = kinds.iter();
-            kinds.map(move |(kind, state)| ([("kind", kind.as_str())], value(state)))
+            kinds.iter().map(move |(kind, state)| ([("kind", kind.as_str())], value(state)))
         };
         Metric::new("kplane_controlplane_source_age_seconds")
             .help("Time since the data of a kind was known to be current")
@@ -199,8 +196,7 @@ impl Plane {
             .help("Reported changes that were already known")
             .counter(to, each(|s| s.counts.replays as f64))?;
         let failures = kinds.iter().flat_map(|(kind, state)| {
-            let reasons = state.counts.failures.iter();
-            reasons.map(|(reason, count)| {
+            state.counts.failures.iter().map(|(reason, count)| {
                 let labels = [("kind", kind.as_str()), ("reason", *reason)];
                 (labels, *count as f64)
             })

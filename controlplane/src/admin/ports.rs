@@ -37,8 +37,7 @@ impl Ports {
 
 impl Ports {
     fn refusals(&self, to: &mut DescriptorEncoder<'_>) -> fmt::Result {
-        let refusals = self.authenticator.refusals().into_iter();
-        let refusals = refusals.map(|(port, reason, count)| {
+        let refusals = self.authenticator.refusals().into_iter().map(|(port, reason, count)| {
             let labels = [("port", port.as_str()), ("reason", reason.as_str())];
             (labels, count as f64)
         });

@@ -187,8 +187,7 @@ async fn ready_while_something_is_held() {
 /// Returns the value of a series without labels.
 async fn value(address: std::net::SocketAddr, name: &str) -> f64 {
     let metrics = get(address, "/metrics").await.unwrap().body;
-    let mut lines = metrics.lines();
-    let line = lines.find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
+    let line = metrics.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
     line.unwrap_or_else(|| panic!("no {name}")).parse().unwrap()
 }
 

@@ -101,8 +101,10 @@ impl TlsFlags {
                 client_authorities: self.client_ca_file.clone(),
             });
         }
-        let own = self.certificates_in.clone();
-        let own = own.or_else(|| in_cluster.then(pod_namespace).flatten());
+        let own = self
+            .certificates_in
+            .clone()
+            .or_else(|| in_cluster.then(pod_namespace).flatten());
         if !self.insecure
             && let Some(namespace) = own
         {

@@ -73,11 +73,13 @@ impl Protection {
         if !matches!(self, Self::PlainText { .. }) {
             return Vec::new();
         }
-        let addresses = ports.into_iter().filter_map(|(what, listener)| {
-            let address = listener.as_ref()?.local_addr().ok()?;
-            is_exposed(&address).then(|| format!("{what} on {address}"))
-        });
-        addresses.collect()
+        ports
+            .into_iter()
+            .filter_map(|(what, listener)| {
+                let address = listener.as_ref()?.local_addr().ok()?;
+                is_exposed(&address).then(|| format!("{what} on {address}"))
+            })
+            .collect()
     }
 
     /// Returns whether clients may come with certificates.
@@ -108,16 +110,16 @@ impl Protection {
                     peers::PeerCover::PlainText { exposed: false }
                 } else {
                     let files = peers.files(&files).ok_or(BuildError::NoPeerAuthority)?;
-                    let follower = Follower::start(files, "other replicas");
-                    let follower = follower.map_err(BuildError::Tls)?;
+                    let follower =
+                        Follower::start(files, "other replicas").map_err(BuildError::Tls)?;
                     let config = std::future::ready(Some(follower)).boxed().shared();
                     peers::PeerCover::Tls {
                         config,
                         server_name,
                     }
                 };
-                let follower = Follower::start(files, "serving");
-                let follower = follower.map_err(|error: FileError| BuildError::Tls(error))?;
+                let follower = Follower::start(files, "serving")
+                    .map_err(|error: FileError| BuildError::Tls(error))?;
                 let ready = std::future::ready(Some(follower));
                 Ok(Started {
                     serving: Some(ready.boxed().shared()),

@@ -154,8 +154,7 @@ impl Page {
         let caller = guard::admit(&self.authenticator, request).await?;
         let charged = caller.charge(COST);
         charged.map_err(|refusal| Problem::from(tonic::Status::from(refusal)))?;
-        let path = request.uri.path();
-        let path = path.strip_prefix(ROOT).unwrap_or_default();
+        let path = request.uri.path().strip_prefix(ROOT).unwrap_or_default();
         let query = request.uri.query();
         if path == "live" {
             return self.live(caller, query);
@@ -179,10 +178,9 @@ impl Page {
         let query = query.unwrap_or_default().as_bytes();
         let mut values = form_urlencoded::parse(query);
         let address = values.find(|(name, _)| name == "sheet").ok_or_else(nothing)?.1;
-        let sheet = Sheet::at(&address).filter(Sheet::is_live);
-        let sheet = sheet.ok_or_else(nothing)?;
-        let permit = caller.watch();
-        let permit = permit.map_err(|refusal| Problem::from(tonic::Status::from(refusal)))?;
+        let sheet = Sheet::at(&address).filter(Sheet::is_live).ok_or_else(nothing)?;
+        let permit =
+            caller.watch().map_err(|refusal| Problem::from(tonic::Status::from(refusal)))?;
         let full = || Problem {
             code: StatusCode::TOO_MANY_REQUESTS,
             text: "too many different sheets are open in browsers: reload this one to see it anew"

@@ -83,8 +83,7 @@ fn serves_and_ends(folder: &Path) {
     let runtime = { runtime }.enable_all().build().unwrap();
     runtime.block_on(until(at(7467), "/metrics", |reply| {
         reply.is_some_and(|reply| {
-            let mut lines = reply.body.lines();
-            lines.any(|line| line == "kplane_controlplane_services 1")
+            reply.body.lines().any(|line| line == "kplane_controlplane_services 1")
         })
     }));
     assert!(running.terminate(DEADLINE).unwrap().success());

@@ -130,8 +130,7 @@ async fn a_quiet_service_causes_few_answers_and_an_unknown_one_does_not_end_the_
     let answer = watch.next().await;
     assert_eq!((answer.state(), answer.nodes), (ServiceState::Unknown, 0));
     assert!(answer.reason.contains("does not exist"), "{answer:?}");
-    let refused = Watch::ask(&bound, "wbe", false).await;
-    let refused = refused.err().map(|error| error.code());
+    let refused = Watch::ask(&bound, "wbe", false).await.err().map(|error| error.code());
     assert_eq!(refused, Some(Code::NotFound), "a misspelt name");
     publish(&bound, Some(80));
     assert!(Watch::ask(&bound, "web", false).await.is_ok());

@@ -208,8 +208,7 @@ async fn a_slow_reader_that_misses_too_many_deletions_begins_anew() {
     let store = bound.hub().store();
     publish(store, Vec::new(), vec![node("n1", "x")]);
     let mut client = client(&bound).await;
-    let watch = client.watch_node(of_node("n1")).await.unwrap();
-    let mut watch = watch.into_inner();
+    let mut watch = client.watch_node(of_node("n1")).await.unwrap().into_inner();
     let services = (0..MANY).map(|n| service(n, vec![])).collect();
     publish(store, services, Vec::new());
     // It reads some, and is then in the middle of it.

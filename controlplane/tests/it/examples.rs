@@ -151,8 +151,10 @@ impl Client {
     /// Skips lines until one has this part.
     fn until(&self, part: &str) -> String {
         loop {
-            let line = self.lines.recv_timeout(DEADLINE);
-            let line = line.unwrap_or_else(|error| panic!("{part:?}: {error}"));
+            let line = self
+                .lines
+                .recv_timeout(DEADLINE)
+                .unwrap_or_else(|error| panic!("{part:?}: {error}"));
             if line.contains(part) {
                 return line;
             }
@@ -200,8 +202,11 @@ fn clients() -> Option<&'static Path> {
 fn generate(args: &[&str]) -> anyhow::Result<()> {
     let program = Path::new(env!("CARGO_BIN_EXE_kp-controlplane")).with_file_name("xtask");
     let mut command = Command::new(&program);
-    let output = command.arg("clients").args(args).output();
-    let output = output.with_context(|| format!("{}: run `cargo build`", program.display()))?;
+    let output = command
+        .arg("clients")
+        .args(args)
+        .output()
+        .with_context(|| format!("{}: run `cargo build`", program.display()))?;
     ensure!(output.status.success(), "{command:?}: {output:?}");
     Ok(())
 }
@@ -346,15 +351,14 @@ async fn the_go_example_prints_a_node_and_its_changes_with_a_certificate() {
     let certs = Certs::new(&["node-1"], &["alice"]);
     let plane = Plane::start(tls(&certs)).await;
     let pair = certs.pair("users/alice");
-    let flags = [
+    let flags: Vec<String> = [
         ("-ca", certs.file("ca.crt")),
         ("-certificate", pair.certificate),
         ("-key", pair.key),
-    ];
-    let flags: Vec<String> = flags
-        .into_iter()
-        .flat_map(|(flag, file)| [flag.to_owned(), file.display().to_string()])
-        .collect();
+    ]
+    .into_iter()
+    .flat_map(|(flag, file)| [flag.to_owned(), file.display().to_string()])
+    .collect();
     let client = Client::start(watch_in_go(&program, &plane.server(), &flags));
     let web = "  shop/web:http/TCP/IPV4 10.96.0.10:80 ->";
     client.until("shop/other:http/TCP/IPV4");

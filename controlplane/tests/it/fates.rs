@@ -104,8 +104,9 @@ async fn a_client_outside_goes_to_a_place_outside() {
 #[tokio::test]
 async fn a_place_that_another_service_has_names_its_owner() {
     let (bound, _folder) = control_plane(SHOP).await;
-    let taken = fate(&bound, "z-port", PacketSender::Outside, "192.0.2.12:30080").await;
-    let taken = taken.unwrap_err();
+    let taken = fate(&bound, "z-port", PacketSender::Outside, "192.0.2.12:30080")
+        .await
+        .unwrap_err();
     assert_eq!(taken.code(), Code::NotFound);
     assert!(
         taken.message().contains("belongs to shop/balanced"),

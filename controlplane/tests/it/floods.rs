@@ -53,8 +53,7 @@ struct Stage {
 impl Stage {
     async fn build(limits: Limits) -> Self {
         let certs = Certs::new(&["n1", "n2", "n3"], &[]);
-        let bound = certs.control_plane(limits, identity::AuthenticatorConfig::default());
-        let bound = bound.await;
+        let bound = certs.control_plane(limits, identity::AuthenticatorConfig::default()).await;
         let wire = wire(
             &certs,
             "n1",
@@ -87,8 +86,10 @@ impl Stage {
     /// Returns a number from the metrics.
     async fn metric(&self, series: &str) -> usize {
         let metrics = get(self.bound.http_addr.unwrap(), "/metrics").await.unwrap();
-        let mut lines = metrics.body.lines();
-        let value = lines.find_map(|line| line.strip_prefix(series)?.strip_prefix(' '));
+        let value = metrics
+            .body
+            .lines()
+            .find_map(|line| line.strip_prefix(series)?.strip_prefix(' '));
         value.unwrap().parse().unwrap()
     }
 
@@ -141,20 +142,21 @@ async fn connections_that_trickle_a_handshake_hold_up_nobody() {
     let mut stage = Stage::build(LIMITS).await;
     let to = agents(&stage.bound);
     let hello = client_hello(client(&stage.certs, "n2")).await.unwrap();
-    let trickles = (0..CROWD).map(|_| {
-        let hello = hello.clone();
-        tokio::spawn(async move {
-            let mut stream = from_elsewhere(to).await.unwrap();
-            for byte in hello {
-                if stream.write_all(&[byte]).await.is_err() {
-                    break;
+    let trickles: Vec<_> = (0..CROWD)
+        .map(|_| {
+            let hello = hello.clone();
+            tokio::spawn(async move {
+                let mut stream = from_elsewhere(to).await.unwrap();
+                for byte in hello {
+                    if stream.write_all(&[byte]).await.is_err() {
+                        break;
+                    }
+                    sleep(Duration::from_millis(50)).await;
                 }
-                sleep(Duration::from_millis(50)).await;
-            }
-            closed(&mut stream).await;
+                closed(&mut stream).await;
+            })
         })
-    });
-    let trickles: Vec<_> = trickles.collect();
+        .collect();
     // Those that are too many make room; the others run out of time, whatever they send meanwhile.
     while trickles.iter().any(|trickle| !trickle.is_finished()) {
         stage.is_bounded().await;

@@ -170,13 +170,12 @@ impl Python {
             Credential::Token(token) => drop(command.args(["--token", token])),
         }
         command.args(task);
-        let output = spawn_blocking(move || command.output().unwrap());
-        let output = output.await.unwrap();
+        let output = spawn_blocking(move || command.output().unwrap()).await.unwrap();
         let said = String::from_utf8_lossy(&output.stderr);
         assert!(matches!(output.status.code(), Some(0 | 1)), "{said}");
         let lines = String::from_utf8(output.stdout).unwrap();
-        let lines = lines.lines().map(serde_json::from_str);
-        let lines: Vec<Value> = lines.collect::<Result<_, _>>().unwrap();
+        let lines: Vec<Value> =
+            lines.lines().map(serde_json::from_str).collect::<Result<_, _>>().unwrap();
         assert!(!lines.is_empty(), "{said}");
         Said(lines)
     }

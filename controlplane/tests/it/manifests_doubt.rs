@@ -23,9 +23,10 @@ const SERVICES: usize = 100;
 /// The Services without their slices.
 fn services() -> String {
     let text = manifests(0..SERVICES);
-    let only = text.split("---\n");
-    let only = only.filter(|text| text.contains("kind: Service"));
-    only.map(|text| format!("---\n{text}")).collect()
+    text.split("---\n")
+        .filter(|text| text.contains("kind: Service"))
+        .map(|text| format!("---\n{text}"))
+        .collect()
 }
 
 /// A control plane on a folder.

@@ -60,11 +60,14 @@ fn json_with_managed_fields_says_the_same() {
     let ids = |loaded: &Loaded| loaded.objects.iter().map(|o| o.object.id()).collect::<Vec<_>>();
     assert_eq!(ids(&json), ids(&yaml));
     let specs = |loaded: &Loaded| {
-        let services = loaded.objects.iter().filter_map(|o| match &o.object {
-            Object::Service(service) => Some((service.spec.clone(), service.status.clone())),
-            _ => None,
-        });
-        services.collect::<Vec<_>>()
+        loaded
+            .objects
+            .iter()
+            .filter_map(|o| match &o.object {
+                Object::Service(service) => Some((service.spec.clone(), service.status.clone())),
+                _ => None,
+            })
+            .collect::<Vec<_>>()
     };
     assert_eq!(specs(&json), specs(&yaml));
 }

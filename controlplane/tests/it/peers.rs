@@ -163,8 +163,8 @@ async fn three() -> [Replica; 3] {
 
 /// Returns the state of each node.
 fn states(fleet: &pb::Fleet) -> BTreeMap<&str, NodeState> {
-    let nodes = fleet.nodes.iter();
-    let states: BTreeMap<_, _> = nodes.map(|node| (node.name.as_str(), node.state())).collect();
+    let states: BTreeMap<_, _> =
+        fleet.nodes.iter().map(|node| (node.name.as_str(), node.state())).collect();
     assert_eq!(states.len(), fleet.nodes.len(), "each node once");
     states
 }
@@ -279,8 +279,7 @@ async fn a_replica_that_is_silent_costs_a_second_and_is_named() {
 async fn a_watch_follows_the_agents_of_all_replicas() {
     let [first, second, _third] = three().await;
     let mut status = first.status().await;
-    let watch = status.watch_fleet(pb::GetFleetRequest::default()).await.unwrap();
-    let mut watch = watch.into_inner();
+    let mut watch = status.watch_fleet(pb::GetFleetRequest::default()).await.unwrap().into_inner();
     let mut until = async |state| {
         loop {
             let held_state = timeout(DEADLINE, watch.message()).await.unwrap().unwrap().unwrap();

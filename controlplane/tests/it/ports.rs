@@ -96,10 +96,8 @@ async fn who_never_says_hello_is_told_and_closed() {
     let channel = Endpoint::from_shared(address).unwrap();
     let mut client = AgentServiceClient::new(channel.connect().await.unwrap());
     let (_silent, outbound) = mpsc::channel(1);
-    let stream = client.sync(ReceiverStream::new(outbound)).await.unwrap();
-    let mut stream = stream.into_inner();
-    let status = timeout(DEADLINE, stream.message()).await.unwrap();
-    let status = status.unwrap_err();
+    let mut stream = client.sync(ReceiverStream::new(outbound)).await.unwrap().into_inner();
+    let status = timeout(DEADLINE, stream.message()).await.unwrap().unwrap_err();
     assert_eq!(status.message(), "no Hello within 10 s");
     let gone = "kplane_controlplane_connections{port=\"agents\"} 0";
     metric(bound.http_addr.unwrap(), gone).await;

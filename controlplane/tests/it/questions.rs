@@ -446,8 +446,7 @@ async fn an_agent_that_does_not_know_a_question_is_not_one_without_connections()
     let status = status.unwrap();
     assert_eq!((status.asked, status.answered), (3, 0));
     assert!(status.flows.is_empty());
-    let reasons = status.silent.iter().map(|silent| silent.reason.as_str());
-    let reasons: Vec<_> = reasons.collect();
+    let reasons: Vec<_> = status.silent.iter().map(|silent| silent.reason.as_str()).collect();
     assert_eq!(
         reasons,
         [
@@ -590,8 +589,7 @@ async fn who_talked_to_whom_is_asked_of_all_agents() {
     assert_eq!((answer.clients.len(), answer.ports), (1, vec![key]));
     let nodes = answer.endpoints.iter().map(|of| of.node.as_str());
     assert_eq!(nodes.collect::<Vec<_>>(), ["", "n1"]);
-    let edges = answer.edges.iter();
-    let edges = edges.map(|of| (of.client, of.endpoint, of.connections));
+    let edges = answer.edges.iter().map(|of| (of.client, of.endpoint, of.connections));
     assert_eq!(edges.collect::<Vec<_>>(), [(0, 0, 9), (0, 1, 5)]);
 }
 

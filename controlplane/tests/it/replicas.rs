@@ -99,8 +99,7 @@ impl Stream {
 }
 
 fn announced(versions: &[pb::KindVersion]) -> Vec<(&str, &str, &str)> {
-    let announced = versions.iter();
-    announced.map(|one| (&*one.kind, &*one.version, &*one.changed)).collect()
+    versions.iter().map(|one| (&*one.kind, &*one.version, &*one.changed)).collect()
 }
 
 #[tokio::test]

@@ -69,8 +69,13 @@ async fn open(
 ) {
     let mut client = AgentServiceClient::new(channel.clone());
     let (send, mut answers) = sync(&mut client, hello).await.unwrap();
-    let first = timeout(DEADLINE, answers.message()).await.unwrap();
-    let first = first.unwrap().unwrap().kind.unwrap();
+    let first = timeout(DEADLINE, answers.message())
+        .await
+        .unwrap()
+        .unwrap()
+        .unwrap()
+        .kind
+        .unwrap();
     (send, answers, first)
 }
 
@@ -144,8 +149,12 @@ async fn a_long_report_is_kept_as_a_short_one_and_its_field_is_named_once() {
     let mut changes = hub.agents().changes();
     let reported = changes.wait_for(|_| {
         let records = hub.agents().records();
-        let reports = records.values().filter_map(|record| record.report.as_ref());
-        reports.filter(|report| report.received_revision == 3).count() == 30
+        records
+            .values()
+            .filter_map(|record| record.report.as_ref())
+            .filter(|report| report.received_revision == 3)
+            .count()
+            == 30
     });
     timeout(DEADLINE, reported).await.unwrap().unwrap();
     let records = hub.agents().records();

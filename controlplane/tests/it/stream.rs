@@ -74,8 +74,9 @@ impl Agent {
     /// Connects as an agent of another process does.
     async fn over_tcp(bound: &Bound, hello: Hello) -> Self {
         let url = format!("http://{}", bound.agent_addr.unwrap());
-        let endpoint = tonic::transport::Endpoint::from_shared(url).unwrap();
-        let endpoint = endpoint.initial_stream_window_size(256 * 1024);
+        let endpoint = tonic::transport::Endpoint::from_shared(url)
+            .unwrap()
+            .initial_stream_window_size(256 * 1024);
         let mut client = AgentServiceClient::new(endpoint.connect().await.unwrap());
         Self::new(sync(&mut client, hello).await.unwrap())
     }

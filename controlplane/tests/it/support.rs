@@ -117,8 +117,10 @@ pub(crate) async fn sync(
     let (send, outbound) = mpsc::channel(4);
     let hello = message(agent_message::Kind::Hello(hello));
     send.send(hello).await.unwrap();
-    let receive = timeout(DEADLINE, client.sync(ReceiverStream::new(outbound))).await;
-    let receive = receive.expect("an answer in time")?.into_inner();
+    let receive = timeout(DEADLINE, client.sync(ReceiverStream::new(outbound)))
+        .await
+        .expect("an answer in time")?
+        .into_inner();
     Ok((send, receive))
 }
 
@@ -147,8 +149,10 @@ impl Peer {
             std::future::ready(stream.map(TokioIo::new).map_err(std::io::Error::from))
         });
         let endpoint = Endpoint::from_static("http://control-plane");
-        let channel = endpoint.connect_with_connector(connector).await;
-        let channel = channel.map_err(|error| Status::unavailable(error.to_string()))?;
+        let channel = endpoint
+            .connect_with_connector(connector)
+            .await
+            .map_err(|error| Status::unavailable(error.to_string()))?;
         let mut client = AgentServiceClient::new(channel.clone());
         let (send, receive) = sync(&mut client, hello).await?;
         let mut peer = Self {
@@ -187,8 +191,8 @@ impl Peer {
     /// Returns the next message that is not a ping.
     pub(crate) async fn next(&mut self) -> Result<server_message::Kind, Status> {
         loop {
-            let received = timeout(DEADLINE, self.receive.message()).await;
-            let received = received.expect("a message in time")?;
+            let received =
+                timeout(DEADLINE, self.receive.message()).await.expect("a message in time")?;
             let ended = || Status::cancelled("the stream ended");
             match received.and_then(|m| m.kind).ok_or_else(ended)? {
                 server_message::Kind::Ping(ping) => {

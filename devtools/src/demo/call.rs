@@ -110,8 +110,9 @@ fn to_itself(stage: &Stage, port: &Arc<Port>) -> Option<Call> {
         ns: stage.world.topology.pod(&pod.name).ok()?.ns().clone(),
         ips: pod.ips.iter().copied().collect(),
     };
-    let mut calls = all_targets(stage, port, &caller, node).into_iter();
-    calls.find(|call| call.kind == Kind::ClusterIP)
+    all_targets(stage, port, &caller, node)
+        .into_iter()
+        .find(|call| call.kind == Kind::ClusterIP)
 }
 
 /// Returns a watch on the endpoints of a Service, if it has a port of SCTP.
@@ -145,8 +146,10 @@ pub(crate) fn call_all(stage: &Stage, service: &Service) -> Result<Vec<(Call, Fo
     };
     thread::scope(|scope| {
         let workers: Vec<_> = (0..WORKERS).map(|_| scope.spawn(work)).collect();
-        let mut results = workers.into_iter().map(thread::ScopedJoinHandle::join);
-        results.try_for_each(|result| result.ok().context("a worker panicked")?)
+        workers
+            .into_iter()
+            .map(thread::ScopedJoinHandle::join)
+            .try_for_each(|result| result.ok().context("a worker panicked")?)
     })?;
     Ok(found.into_inner().unwrap_or_else(PoisonError::into_inner))
 }

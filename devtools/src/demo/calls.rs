@@ -178,8 +178,11 @@ pub(crate) fn affinity(show: &mut Show, stage: &mut Stage) -> Result<()> {
             let found = call.make_times(STICKY_CALLS)?;
             wrong.extend(call.complaint(&found));
             let name = |pod: &SocketAddr| stage.objects.pod_name(pod.ip());
-            let pods = found.answers.iter().map(|(pod, n)| format!("{} {n} times", name(pod)));
-            let pods: Vec<String> = pods.collect();
+            let pods: Vec<String> = found
+                .answers
+                .iter()
+                .map(|(pod, n)| format!("{} {n} times", name(pod)))
+                .collect();
             say!("      {} {}", fit(&call.to_string(), 52), pods.join(", "));
             met.extend(found.answers.into_keys());
         }
@@ -212,15 +215,15 @@ pub(crate) fn survey_all(show: &mut Show, stage: &mut Stage) -> Result<()> {
 pub(crate) fn survey(show: &mut Show, stage: &Stage, service: &Service, label: &str) -> Result<()> {
     let began = Instant::now();
     let found = call_all(stage, service)?;
-    let wrong = found.iter().filter_map(|(call, found)| call.complaint(found));
-    let mut wrong: Vec<String> = wrong.collect();
+    let mut wrong: Vec<String> =
+        found.iter().filter_map(|(call, found)| call.complaint(found)).collect();
     let right = found.len() - wrong.len();
     if wrong.len() > MOST_WRONG {
         let more = wrong.split_off(MOST_WRONG).len();
         wrong.push(format!("and {more} more paths went wrong"));
     }
-    let pods = found.iter().flat_map(|(_, found)| found.answers.keys());
-    let pods: BTreeSet<&SocketAddr> = pods.collect();
+    let pods: BTreeSet<&SocketAddr> =
+        found.iter().flat_map(|(_, found)| found.answers.keys()).collect();
     let kinds: BTreeSet<Kind> = found.iter().map(|(call, _)| call.kind).collect();
     let kinds: Vec<String> = kinds.iter().map(|kind| format!("{kind:?}")).collect();
     let made: usize = found.iter().map(|(_, found)| found.made).sum();

@@ -73,7 +73,6 @@ pub(crate) fn expect(
         true => vec![node_ip],
         false => vec![source],
     };
-    let endpoints = endpoints.into_iter();
-    let endpoints = endpoints.map(|e| (SocketAddr::new(e.ip, e.port), sees(e.ip)));
+    let endpoints = endpoints.into_iter().map(|e| (SocketAddr::new(e.ip, e.port), sees(e.ip)));
     Expect::Reach(endpoints.collect())
 }

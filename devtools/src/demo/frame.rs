@@ -29,8 +29,13 @@ pub(crate) fn show_nodes(stage: &Stage) {
     for node in &stage.objects.nodes {
         let (name, zone) = (&*node.name, node.zone.as_deref().unwrap_or_default());
         let ips: Vec<String> = node.addresses.iter().map(ToString::to_string).collect();
-        let pods = stage.world.topology.pods().filter(|pod| pod.node() == name);
-        let pods: Vec<&str> = pods.map(|pod| short(pod.name())).collect();
+        let pods: Vec<&str> = stage
+            .world
+            .topology
+            .pods()
+            .filter(|pod| pod.node() == name)
+            .map(|pod| short(pod.name()))
+            .collect();
         let (ips, pods) = (ips.join(" "), pods.join(" "));
         let line = format!("{name:<14} {zone:<8} {ips:<24} {pods}");
         say!("      {}", fit(&line, 94).trim_end());
@@ -49,16 +54,17 @@ pub(crate) fn start(show: &mut Show, stage: &mut Stage) -> Result<()> {
     stage.start()?;
     let nodes = stage.objects.nodes.len();
     let fleet = stage.wait("every node is in sync", |fleet| {
-        let late = fleet.nodes.iter().find(|node| node.state() != NodeState::InSync);
-        let late =
-            late.map(|node| format!("{} is {:?} {}", node.name, node.state(), node.last_error));
+        let late = fleet
+            .nodes
+            .iter()
+            .find(|node| node.state() != NodeState::InSync)
+            .map(|node| format!("{} is {:?} {}", node.name, node.state(), node.last_error));
         let missing = fleet.nodes.len() < nodes;
         let late = late.or_else(|| missing.then(|| "nodes are missing".to_owned()));
         late.map_or_else(|| Ok(fleet.clone()), Err)
     })?;
     let took = began.elapsed();
-    let control = fleet.control_plane;
-    let control = control.context("a fleet without a control plane")?;
+    let control = fleet.control_plane.context("a fleet without a control plane")?;
     let (services, endpoints) = (control.services, control.endpoints);
     let folder = stage.manifests.folder.display();
     aside!("kp-controlplane reads {folder}: {services} Services with {endpoints} endpoints");

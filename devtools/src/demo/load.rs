@@ -49,17 +49,20 @@ type Times = BTreeMap<String, Histogram>;
 /// Returns the Service that is called all the time, by TCP, with an endpoint for every caller. It
 /// prefers one whose pods can be replaced, then one with a NodePort, then the one with most pods.
 pub(crate) fn star(stage: &Stage) -> Option<&Service> {
-    let services = stage.objects.services.iter();
-    let plain = services.filter(|service| {
-        let any = |call: &Call| matches!(call.expect, Expect::Reach(_)) && !call.is_sticky();
-        let calls = tcp_calls(stage, service);
-        !calls.is_empty() && calls.iter().all(any)
-    });
-    plain.max_by_key(|service| {
-        let pods: usize = service.ports.iter().map(|port| port.endpoints.len()).sum();
-        let reach = service.kind != "ClusterIP";
-        (is_movable(&stage.objects, service), reach, pods)
-    })
+    stage
+        .objects
+        .services
+        .iter()
+        .filter(|service| {
+            let any = |call: &Call| matches!(call.expect, Expect::Reach(_)) && !call.is_sticky();
+            let calls = tcp_calls(stage, service);
+            !calls.is_empty() && calls.iter().all(any)
+        })
+        .max_by_key(|service| {
+            let pods: usize = service.ports.iter().map(|port| port.endpoints.len()).sum();
+            let reach = service.kind != "ClusterIP";
+            (is_movable(&stage.objects, service), reach, pods)
+        })
 }
 
 /// Returns all calls of a Service by TCP, but those of its own pods.
@@ -76,8 +79,9 @@ fn is_movable(objects: &Objects, service: &Service) -> bool {
     let movable = |port: &Port| {
         let has_room = |endpoint: &Endpoint| {
             let node = objects.node(endpoint.node.as_deref().unwrap_or_default());
-            let mut cidrs = node.into_iter().flat_map(|node| &node.pod_cidrs);
-            cidrs.any(|cidr| cidr.family() == port.port.key.family)
+            node.into_iter()
+                .flat_map(|node| &node.pod_cidrs)
+                .any(|cidr| cidr.family() == port.port.key.family)
         };
         port.endpoints.len() >= 2 && port.endpoints.iter().all(|e| e.ready && has_room(e))
     };
@@ -136,8 +140,10 @@ pub(crate) fn roll(show: &mut Show, stage: &mut Stage) -> Result<()> {
     };
     let began = Instant::now();
     let endpoints = service.ports.iter().flat_map(|port| &port.endpoints);
-    let olds = endpoints.filter_map(|endpoint| stage.objects.pod(endpoint.addr.ip));
-    let olds: BTreeMap<String, PodSpec> = olds.map(|pod| (pod.name.clone(), pod.clone())).collect();
+    let olds: BTreeMap<String, PodSpec> = endpoints
+        .filter_map(|endpoint| stage.objects.pod(endpoint.addr.ip))
+        .map(|pod| (pod.name.clone(), pod.clone()))
+        .collect();
     let loads = Loads::start(stage, service, None)?;
     let name = service.name.clone();
     stage.star = Some(name.clone());
@@ -171,8 +177,9 @@ fn replace(stage: &mut Stage, old: &PodSpec, times: &mut Times) -> Result<()> {
     let mut pairs = BTreeMap::new();
     for ip in &old.ips {
         let mut cidrs = stage.objects.node(&node)?.pod_cidrs.iter().copied();
-        let cidr = cidrs.find(|cidr| cidr.family() == Family::of(*ip));
-        let cidr = cidr.with_context(|| format!("{node} has no range of pods for {ip}"))?;
+        let cidr = cidrs
+            .find(|cidr| cidr.family() == Family::of(*ip))
+            .with_context(|| format!("{node} has no range of pods for {ip}"))?;
         pairs.insert(ip.to_string(), stage.world.take(cidr)?);
     }
     let new = PodSpec {
@@ -292,6 +299,7 @@ pub(crate) fn restart(show: &mut Show, stage: &mut Stage) -> Result<()> {
 fn state<'a>(fleet: &'a Fleet, node: &str, wanted: NodeState) -> Result<&'a NodeStatus, String> {
     let found = fleet.nodes.iter().find(|status| status.name == node);
     let state = found.map(NodeStatus::state);
-    let found = found.filter(|status| status.state() == wanted);
-    found.ok_or_else(|| format!("{state:?}"))
+    found
+        .filter(|status| status.state() == wanted)
+        .ok_or_else(|| format!("{state:?}"))
 }

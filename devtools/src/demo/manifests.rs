@@ -94,8 +94,11 @@ impl Manifests {
 fn parse(text: &str) -> Result<Vec<Value>> {
     let options = serde_saphyr::options! { budget: None };
     let documents: Vec<Value> = serde_saphyr::from_multiple_with_options(text, options)?;
-    let objects = documents.into_iter().flat_map(flatten);
-    Ok(objects.filter(|object| !object.is_null()).collect())
+    Ok(documents
+        .into_iter()
+        .flat_map(flatten)
+        .filter(|object| !object.is_null())
+        .collect())
 }
 
 fn flatten(mut value: Value) -> Vec<Value> {

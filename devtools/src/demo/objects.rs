@@ -124,18 +124,21 @@ impl Objects {
 
     /// Returns the ports of all Services.
     pub(crate) fn ports(&self) -> impl Iterator<Item = &ServicePort> {
-        let ports = self.services.iter().flat_map(|service| &service.ports);
-        ports.map(|port| &port.port)
+        self.services.iter().flat_map(|service| &service.ports).map(|port| &port.port)
     }
 
     pub(crate) fn node(&self, name: &str) -> Result<&NodeFacts> {
-        let found = self.nodes.iter().find(|node| *node.name == *name);
-        found.with_context(|| format!("no Node {name}"))
+        self.nodes
+            .iter()
+            .find(|node| *node.name == *name)
+            .with_context(|| format!("no Node {name}"))
     }
 
     pub(crate) fn service(&self, name: &ServiceName) -> Result<&Service> {
-        let found = self.services.iter().find(|service| service.name == *name);
-        found.with_context(|| format!("no Service {name}"))
+        self.services
+            .iter()
+            .find(|service| service.name == *name)
+            .with_context(|| format!("no Service {name}"))
     }
 
     /// Returns the pod with an address.
@@ -168,8 +171,7 @@ fn pods<'a>(slices: impl Iterator<Item = &'a Value>, families: &[Family]) -> Vec
         let service = slice["metadata"]["labels"][k8s::SERVICE_NAME_LABEL].as_str();
         for endpoint in slice["endpoints"].as_array().into_iter().flatten() {
             // An address that is none is an FQDN, which no proxy serves.
-            let ip = endpoint["addresses"][0].as_str().map(parse_ip);
-            let ip = ip.and_then(Result::ok);
+            let ip = endpoint["addresses"][0].as_str().map(parse_ip).and_then(Result::ok);
             let Some(ip) = ip.filter(|ip| families.contains(&Family::of(*ip))) else {
                 continue;
             };
@@ -200,8 +202,7 @@ fn pods<'a>(slices: impl Iterator<Item = &'a Value>, families: &[Family]) -> Vec
 }
 
 fn ports(slice: &Value) -> impl Iterator<Item = (Protocol, u16)> {
-    let ports = slice["ports"].as_array().into_iter().flatten();
-    ports.filter_map(|port| {
+    slice["ports"].as_array().into_iter().flatten().filter_map(|port| {
         let protocol = port["protocol"].as_str().unwrap_or("TCP").parse().ok()?;
         let number = u16::try_from(port["port"].as_u64()?).ok()?;
         Some((protocol, number))
@@ -225,8 +226,7 @@ mod tests {
             let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(path);
             let manifests = Manifests::copy(&path, temp.path().join("copy")).unwrap();
             let read = Objects::read(&manifests, &Family::ALL).unwrap();
-            let skipped = read.services.iter().filter(|s| s.skipped.is_some());
-            let skipped = skipped.count();
+            let skipped = read.services.iter().filter(|s| s.skipped.is_some()).count();
             let (nodes, services) = (read.nodes.len(), read.services.len());
             let found = [nodes, services, skipped, read.pods.len()];
             assert_eq!(found, sizes, "{}", path.display());

@@ -44,9 +44,13 @@ struct Cast {
 impl Cast {
     fn of(stage: &Stage) -> Result<Self> {
         let of = |role| {
-            let callers = stage.world.callers.iter();
-            let callers = callers.filter(move |caller| caller.role == role);
-            callers.filter(|caller| caller.ip(Family::V4).is_some()).cloned()
+            stage
+                .world
+                .callers
+                .iter()
+                .filter(move |caller| caller.role == role)
+                .filter(|caller| caller.ip(Family::V4).is_some())
+                .cloned()
         };
         let (jobs, outside): (Vec<_>, Vec<_>) =
             (of(Role::Pod).collect(), of(Role::Client).collect());
@@ -54,8 +58,12 @@ impl Cast {
             jobs.len() >= JOBS.len() && outside.len() >= 2,
             "too few callers"
         );
-        let target = stage.objects.pods.iter().find(|pod| pod.name == TARGET);
-        let target = target.context("the Pod to protect is not there")?;
+        let target = stage
+            .objects
+            .pods
+            .iter()
+            .find(|pod| pod.name == TARGET)
+            .context("the Pod to protect is not there")?;
         let ip = target.ips.iter().find(|ip| Family::of(**ip) == Family::V4);
         let port = target.listens.iter().find(|(protocol, _)| *protocol == Protocol::Tcp);
         let (ip, (_, port)) = ip.zip(port).context("it serves nothing")?;
@@ -72,9 +80,10 @@ impl Cast {
 
     /// Returns the callers with their names: the Pods, then the clients.
     fn callers(&self) -> impl Iterator<Item = (String, &Caller)> {
-        let jobs = JOBS.iter().zip(&self.jobs);
-        let jobs =
-            jobs.map(|((namespace, name, _), caller)| (format!("{namespace}/{name}"), caller));
+        let jobs = JOBS
+            .iter()
+            .zip(&self.jobs)
+            .map(|((namespace, name, _), caller)| (format!("{namespace}/{name}"), caller));
         let outside = self.outside.iter().take(2);
         jobs.chain(outside.map(|caller| (format!("a client at {}", caller.node), caller)))
     }
@@ -182,8 +191,11 @@ pub(crate) fn walk(show: &mut Show, stage: &mut Stage) -> Result<()> {
         "all call {TARGET}, at {}: Pods of other namespaces, and clients outside",
         cast.to
     );
-    let except = cast.outside.get(1).and_then(|client| client.ip(Family::V4));
-    let except = except.context("there is no second client")?;
+    let except = cast
+        .outside
+        .get(1)
+        .and_then(|client| client.ip(Family::V4))
+        .context("there is no second client")?;
     let all = policies(except);
     let publish = |stage: &mut Stage, policies: usize, app: &str| {
         let objects = cast.objects(stage, &all[..policies], app);
@@ -213,8 +225,7 @@ pub(crate) fn walk(show: &mut Show, stage: &mut Stage) -> Result<()> {
     publish(stage, 3, "other")?;
     cast.check(show, "and with those that it had", expected)?;
     let report = load.stop();
-    let failed = report.failed.iter();
-    let failed = failed.map(|(how, times)| format!("{how}, {times} times"));
+    let failed = report.failed.iter().map(|(how, times)| format!("{how}, {times} times"));
     let seen = format!("{} of {}", report.lost(), report.ok() + report.lost());
     let what = ("blue/job-0, which may always call", "0 connects failed");
     show.check(what, seen, failed.collect(), began);

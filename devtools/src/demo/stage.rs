@@ -71,8 +71,10 @@ pub(crate) fn find_programs(folder: &Path) -> Result<PathBuf> {
 impl Stage {
     /// Builds the network, without processes.
     pub(crate) fn build(programs: PathBuf, manifests: &Path) -> Result<Self> {
-        let folder = tempfile::Builder::new().prefix("kplane-demo-").tempdir();
-        let folder = folder.context("create a folder for logs and manifests")?;
+        let folder = tempfile::Builder::new()
+            .prefix("kplane-demo-")
+            .tempdir()
+            .context("create a folder for logs and manifests")?;
         fs::create_dir(folder.path().join("logs")).context("create a folder for logs")?;
         let manifests = Manifests::copy(manifests, folder.path().join("manifests"))?;
         let has_v6 = Path::new("/proc/net/if_inet6").exists();
@@ -141,8 +143,7 @@ impl Stage {
         eventually(PATIENCE, "the thief gets an answer", || {
             let text = fs::read_to_string(self.log(log)).unwrap_or_default();
             let answer = text.lines().find_map(|line| line.split_once("reason="));
-            let answer = answer.map(|(_, answer)| answer.replace(['"', '\\'], ""));
-            answer.ok_or("no answer yet")
+            answer.map(|(_, answer)| answer.replace(['"', '\\'], "")).ok_or("no answer yet")
         })
     }
 
@@ -151,8 +152,7 @@ impl Stage {
         let control = self.world.topology.host(CONTROL)?.ips().first();
         let address = control.context("the control host has no address")?;
         let plane = SocketAddr::new(*address, AGENT_PORT);
-        let cidrs = self.world.cluster_cidrs.iter().map(ToString::to_string);
-        let cidrs: Vec<String> = cidrs.collect();
+        let cidrs: Vec<String> = self.world.cluster_cidrs.iter().map(ToString::to_string).collect();
         let mut command = self.command("kp-nodeagent", log)?;
         command
             .args(self.identity(&format!("nodes/{owner}")))
@@ -267,8 +267,7 @@ impl Stage {
         self.manifests.put(name, objects)?;
         self.wait("the change is in every kernel", |fleet| {
             let revision = fleet.control_plane.as_ref().map_or(0, |of| of.revision);
-            let mut nodes = fleet.nodes.iter();
-            let late = nodes.find(|node| node.state() != NodeState::InSync);
+            let late = fleet.nodes.iter().find(|node| node.state() != NodeState::InSync);
             match (revision > before, late) {
                 (true, None) => Ok(()),
                 (false, _) => Err("nothing is published".to_owned()),

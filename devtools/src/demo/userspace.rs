@@ -79,8 +79,7 @@ pub(super) fn play(args: &Args, programs: &Path) -> Result<ExitCode> {
 
 fn walk(show: &mut Show, args: &Args, programs: &Path) -> Result<()> {
     show.heading("Start the pods of deploy/demo as servers on loopback addresses, and one agent without rights");
-    let source = args.objects.clone();
-    let source = source.unwrap_or_else(|| crate::workspace().join("deploy/demo"));
+    let source = args.objects.clone().unwrap_or_else(|| crate::workspace().join("deploy/demo"));
     let mut laptop = Laptop::start(programs, &source)?;
     laptop.print();
     show.heading("Call every Service at its address");
@@ -102,8 +101,10 @@ fn on_loopback(ip: Ipv4Addr) -> Ipv4Addr {
 
 impl Laptop {
     fn start(programs: &Path, source: &Path) -> Result<Self> {
-        let folder = tempfile::Builder::new().prefix("kplane-demo-").tempdir();
-        let folder = folder.context("create a folder for manifests")?;
+        let folder = tempfile::Builder::new()
+            .prefix("kplane-demo-")
+            .tempdir()
+            .context("create a folder for manifests")?;
         let mut manifests = Manifests::copy(source, folder.path().join("manifests"))?;
         let objects = Objects::read(&manifests, &[Family::V4])?;
         manifests.edit(move_endpoints)?;
@@ -170,8 +171,8 @@ impl Laptop {
                     Err(error) => wrong.push(format!("{}: {error:#}", place.at)),
                 }
             }
-            let who = answers.iter().map(|(pod, count)| format!("{pod} {count}x"));
-            let who: Vec<_> = who.collect();
+            let who: Vec<_> =
+                answers.iter().map(|(pod, count)| format!("{pod} {count}x")).collect();
             say!(
                 "    {:<14} {:<28} {}",
                 place.service,
@@ -192,9 +193,13 @@ impl Laptop {
     /// Ends a pod of the star while connections come as fast as they can.
     fn end_a_pod(&mut self, show: &mut Show) -> Result<()> {
         let began = Instant::now();
-        let star = self.listed.iter().find(|at| at.service.starts_with(&format!("{STAR}.")));
-        let star = star.or(self.listed.iter().find(|at| at.protocol == Protocol::Tcp));
-        let star = star.context("no Service with TCP")?.clone();
+        let star = self
+            .listed
+            .iter()
+            .find(|at| at.service.starts_with(&format!("{STAR}.")))
+            .or(self.listed.iter().find(|at| at.protocol == Protocol::Tcp))
+            .context("no Service with TCP")?
+            .clone();
         let (mut done, mut wrong, mut ended) = (0, Vec::new(), None);
         while began.elapsed() < LOAD * 2 {
             interrupt::check()?;
@@ -267,8 +272,9 @@ impl Laptop {
             vec![format!("{status}: {}", self.last_words())]
         };
         let open = self.listed.iter().find(|at| at.protocol == Protocol::Tcp);
-        let still = open.filter(|at| TcpStream::connect(at.at).is_ok());
-        let still = still.map(|at| format!("{} still accepts connections", at.at));
+        let still = open
+            .filter(|at| TcpStream::connect(at.at).is_ok())
+            .map(|at| format!("{} still accepts connections", at.at));
         let wrong = wrong.into_iter().chain(still).collect();
         show.check(
             ("The agent ends", "nothing is left"),

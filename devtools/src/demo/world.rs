@@ -61,8 +61,7 @@ pub(crate) enum Role {
 impl Caller {
     /// Returns its address in a family.
     pub(crate) fn ip(&self, family: Family) -> Option<IpAddr> {
-        let mut ips = self.ips.iter().copied();
-        ips.find(|ip| Family::of(*ip) == family)
+        self.ips.iter().copied().find(|ip| Family::of(*ip) == family)
     }
 }
 
@@ -129,8 +128,12 @@ impl World {
         let find = |is: &dyn Fn(&Host) -> bool| nodes.iter().find(|node| is(node));
         let host = find(&|node| node.ips().iter().any(|ip| ips.contains(ip)));
         let known = find(&|node| Some(node.name()) == spec.node.as_deref());
-        let node = host.or(known).or(nodes.first());
-        let node = node.context("there are no nodes")?.name().to_owned();
+        let node = host
+            .or(known)
+            .or(nodes.first())
+            .context("there are no nodes")?
+            .name()
+            .to_owned();
         let pod = if host.is_some() {
             self.topology.add_host_pod(&node, &spec.name)?
         } else {
@@ -178,8 +181,11 @@ impl World {
         let mut outside = outside(objects);
         outside.retain(|cidr| reaches(cidr.family()));
         outside.iter().try_for_each(|cidr| client.route(*cidr, host))?;
-        let guests = Family::ALL.into_iter().filter(|family| reaches(*family));
-        let guests: Vec<IpAddr> = guests.filter_map(|family| guest(objects, family)).collect();
+        let guests: Vec<IpAddr> = Family::ALL
+            .into_iter()
+            .filter(|family| reaches(*family))
+            .filter_map(|family| guest(objects, family))
+            .collect();
         for ip in &guests {
             let single = Cidr::single(*ip);
             let netlink = client.netlink();
@@ -212,9 +218,8 @@ impl World {
 fn networks(objects: &Objects) -> Vec<Cidr> {
     let mut networks = Vec::new();
     for family in Family::ALL {
-        let nodes = objects.nodes.iter();
-        let ips = nodes.filter_map(|node| node.primary_address(family));
-        let ips: Vec<IpAddr> = ips.collect();
+        let ips: Vec<IpAddr> =
+            objects.nodes.iter().filter_map(|node| node.primary_address(family)).collect();
         let Some(first) = ips.first() else { continue };
         let fits =
             |cidr: &Cidr| ips.iter().all(|ip| cidr.contains(*ip)) && !ips.contains(&gateway(*cidr));
@@ -241,16 +246,14 @@ fn outside(objects: &Objects) -> BTreeSet<Cidr> {
 fn guest(objects: &Objects, family: Family) -> Option<IpAddr> {
     let mut ranges = objects.ports().flat_map(|port| &port.source_ranges);
     let range = ranges.find(|range| range.family() == family && range.prefix_len() > 0)?;
-    let second = Some(gateway(*range)).filter(|ip| range.contains(*ip));
-    second.or(Some(range.first()))
+    Some(gateway(*range)).filter(|ip| range.contains(*ip)).or(Some(range.first()))
 }
 
 /// Returns the ranges that distinguish pods from other clients: those of the nodes, and the
 /// addresses of pods outside of these.
 fn cluster_cidrs(objects: &Objects) -> Vec<Cidr> {
     let nodes = &objects.nodes;
-    let cidrs = nodes.iter().flat_map(|node| node.pod_cidrs.clone());
-    let mut cidrs: BTreeSet<Cidr> = cidrs.collect();
+    let mut cidrs: BTreeSet<Cidr> = nodes.iter().flat_map(|node| node.pod_cidrs.clone()).collect();
     let pods = objects.pods.iter().filter(|pod| pod.node.is_some());
     for ip in pods.flat_map(|pod| &pod.ips) {
         let of_node = nodes.iter().any(|node| node.addresses.contains(ip));

@@ -90,8 +90,9 @@ pub(super) fn kill_replica(cluster: &RealCluster) -> Result<String> {
     let label = ("app.kubernetes.io/component", "controlplane");
     let pods = cluster.api().list("Pod", Some(NAMESPACE))?;
     let pod = pods.iter().find(|pod| pod["metadata"]["labels"][label.0] == label.1);
-    let name = pod.and_then(|pod| pod["metadata"]["name"].as_str());
-    let name = name.with_context(|| format!("no Pod of {CONTROL_PLANE}"))?;
+    let name = pod
+        .and_then(|pod| pod["metadata"]["name"].as_str())
+        .with_context(|| format!("no Pod of {CONTROL_PLANE}"))?;
     let now = json!({ "gracePeriodSeconds": 0 });
     cluster.api().delete_with("Pod", &format!("{NAMESPACE}/{name}"), &now)?;
     Ok(name.to_owned())

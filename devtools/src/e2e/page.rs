@@ -84,18 +84,18 @@ fn troubles(runs: &[Run]) -> String {
     let mut rows = String::new();
     for (run, other) in pairs(runs) {
         let bad = |run: &Run| {
-            let all = run
-                .specs
+            run.specs
                 .iter()
-                .filter(|spec| matches!(spec.outcome, Outcome::Failed | Outcome::PassedAlone));
-            all.map(|spec| spec.name.clone()).collect::<Vec<_>>()
+                .filter(|spec| matches!(spec.outcome, Outcome::Failed | Outcome::PassedAlone))
+                .map(|spec| spec.name.clone())
+                .collect::<Vec<_>>()
         };
         let both = [Some(run), other].into_iter().flatten();
         let names: BTreeSet<_> = both.flat_map(bad).collect();
         for name in names {
             let of = |proxy: &str| {
-                let found = [Some(run), other].into_iter().flatten();
-                let found = found.filter(|run| run.proxy == proxy);
+                let found =
+                    [Some(run), other].into_iter().flatten().filter(|run| run.proxy == proxy);
                 let spec = found.filter_map(|run| spec_of(run, &name)).next();
                 spec.map_or("not run", |spec| spec.outcome.text())
             };

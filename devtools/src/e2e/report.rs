@@ -65,14 +65,12 @@ pub(super) struct Run {
 impl Run {
     /// Returns the number of specs with an outcome.
     pub(super) fn count(&self, outcome: Outcome) -> usize {
-        let all = self.specs.iter();
-        all.filter(|spec| spec.outcome == outcome).count()
+        self.specs.iter().filter(|spec| spec.outcome == outcome).count()
     }
 
     /// Returns a fact; empty if it is not there.
     pub(super) fn fact(&self, name: &str) -> &str {
-        let found = self.facts.iter().find(|(it, _)| it == name);
-        found.map_or("", |(_, value)| value)
+        self.facts.iter().find(|(it, _)| it == name).map_or("", |(_, value)| value)
     }
 
     /// Returns a line with the numbers.
@@ -82,8 +80,7 @@ impl Run {
             // Writing to a text does not fail.
             let _ = write!(line, " {} {},", self.count(outcome), outcome.text());
         }
-        let failed = self.specs.iter();
-        let failed = failed.filter(|spec| spec.outcome == Outcome::Failed);
+        let failed = self.specs.iter().filter(|spec| spec.outcome == Outcome::Failed);
         for spec in failed {
             let _ = write!(line, "\nfailed: {}: {}", spec.name, spec.reason);
         }

@@ -52,8 +52,11 @@ impl Package {
         let older = real.strip_prefix("/usr").map(|rest| Path::new("/").join(rest));
         let paths = [Some(real), older.ok(), Some(file.to_owned())];
         let search = |path: PathBuf| output(Command::new("dpkg-query").arg("--search").arg(path));
-        let found = paths.into_iter().flatten().find_map(|path| search(path).ok());
-        let found = found.with_context(|| format!("{} is of no Debian package", file.display()))?;
+        let found = paths
+            .into_iter()
+            .flatten()
+            .find_map(|path| search(path).ok())
+            .with_context(|| format!("{} is of no Debian package", file.display()))?;
         let (name, _) = found
             .split_once(": ")
             .with_context(|| format!("dpkg-query printed {found:?}"))?;

@@ -102,10 +102,10 @@ impl Crates {
     pub(super) fn of(program: &str, metadata: &str) -> Result<Self> {
         let metadata: Metadata =
             serde_json::from_str(metadata).context("cannot read the output of cargo metadata")?;
-        let packages = metadata.packages.iter();
-        let packages: BTreeMap<&str, &Package> = packages.map(|p| (&*p.id, p)).collect();
-        let nodes = metadata.resolve.nodes.iter();
-        let nodes: BTreeMap<&str, &Node> = nodes.map(|node| (&*node.id, node)).collect();
+        let packages: BTreeMap<&str, &Package> =
+            metadata.packages.iter().map(|p| (&*p.id, p)).collect();
+        let nodes: BTreeMap<&str, &Node> =
+            metadata.resolve.nodes.iter().map(|node| (&*node.id, node)).collect();
         let mut named = metadata.packages.iter().filter(|p| p.name == program);
         let root = named
             .next()
@@ -117,10 +117,13 @@ impl Crates {
                 continue;
             }
             let dependencies = nodes.get(&*package.id).map(|node| &*node.deps);
-            let linked = dependencies.unwrap_or_default().iter();
-            let linked = linked.filter(|dependency| dependency.is_normal());
-            let linked = linked.filter_map(|dependency| packages.get(&*dependency.pkg).copied());
-            let linked: Vec<&Package> = linked.filter(|package| !package.is_macro()).collect();
+            let linked: Vec<&Package> = dependencies
+                .unwrap_or_default()
+                .iter()
+                .filter(|dependency| dependency.is_normal())
+                .filter_map(|dependency| packages.get(&*dependency.pkg).copied())
+                .filter(|package| !package.is_macro())
+                .collect();
             let found = Crate {
                 licence: package.license.as_ref().map(|text| text.replace('/', " OR ")),
                 from_registry: package.source.is_some(),
@@ -163,17 +166,22 @@ impl Crates {
 
     /// Returns the crates that the program uses, as components of a bill of materials.
     pub(super) fn components(&self) -> Vec<Value> {
-        let others = self.all.keys().filter(|key| **key != self.root);
-        others.map(|key| self.component(key)).collect()
+        self.all
+            .keys()
+            .filter(|key| **key != self.root)
+            .map(|key| self.component(key))
+            .collect()
     }
 
     /// Returns which crate uses which, for a bill of materials.
     pub(super) fn dependencies(&self) -> Vec<Value> {
-        let dependencies = self.all.iter().map(|(key, found)| {
-            let uses: Vec<String> = found.uses.iter().map(url).collect();
-            json!({ "ref": url(key), "dependsOn": uses })
-        });
-        dependencies.collect()
+        self.all
+            .iter()
+            .map(|(key, found)| {
+                let uses: Vec<String> = found.uses.iter().map(url).collect();
+                json!({ "ref": url(key), "dependsOn": uses })
+            })
+            .collect()
     }
 
     fn component(&self, key: &(String, String)) -> Value {
@@ -199,8 +207,10 @@ impl Package {
 
     /// Returns whether the package is used by the compiler only.
     fn is_macro(&self) -> bool {
-        let mut kinds = self.targets.iter().flat_map(|target| &target.kind);
-        kinds.any(|kind| kind == "proc-macro")
+        self.targets
+            .iter()
+            .flat_map(|target| &target.kind)
+            .any(|kind| kind == "proc-macro")
     }
 }
 
@@ -224,8 +234,7 @@ mod tests {
         let metadata = metadata("x86_64-unknown-linux-gnu", false).unwrap();
         let crates = Crates::of("kp-nodeagent", &metadata).unwrap();
         let names = |crates: &Crates| {
-            let keys = crates.all.keys();
-            keys.map(|(name, _)| name.clone()).collect::<BTreeSet<_>>()
+            crates.all.keys().map(|(name, _)| name.clone()).collect::<BTreeSet<_>>()
         };
         let agent = names(&crates);
         for linked in [
@@ -260,8 +269,11 @@ mod tests {
         let roots: Vec<_> = packages.iter().filter(|p| p["root"] == true).collect();
         assert_eq!(roots.len(), 1);
         assert_eq!(roots[0]["name"], "kp-controlplane");
-        let places = packages.iter().filter_map(|p| p["dependencies"].as_array());
-        let mut places = places.flatten().map(|place| place.as_u64().unwrap());
+        let mut places = packages
+            .iter()
+            .filter_map(|p| p["dependencies"].as_array())
+            .flatten()
+            .map(|place| place.as_u64().unwrap());
         assert!(places.all(|place| place < packages.len() as u64));
     }
 }

@@ -154,8 +154,10 @@ mod tests {
             |name: &str| fs::read_to_string(crate::workspace().join(UNITS).join(name)).unwrap();
         let rights = |name: &str| {
             let text = read(name);
-            let lines = text.lines().filter_map(|line| line.strip_prefix("CapabilityBoundingSet="));
-            lines.map(str::to_owned).collect::<Vec<_>>()
+            text.lines()
+                .filter_map(|line| line.strip_prefix("CapabilityBoundingSet="))
+                .map(str::to_owned)
+                .collect::<Vec<_>>()
         };
         for unit in ["kp-nodeagent.service", "kp-nodeagent-standalone.service"] {
             assert_eq!(rights(unit), ["CAP_NET_ADMIN"], "{unit}");
@@ -201,8 +203,8 @@ mod tests {
             let place = format!("kplane/lib/systemd/system/{unit}.service");
             assert!(paths.contains(&&*place), "{paths:?}");
             let text =
-                fs::read_to_string(crate::workspace().join(UNITS).join(format!("{unit}.service")));
-            let text = text.unwrap();
+                fs::read_to_string(crate::workspace().join(UNITS).join(format!("{unit}.service")))
+                    .unwrap();
             let start =
                 text.lines().find_map(|line| line.strip_prefix("ExecStart=/usr/local/bin/"));
             let program = start.unwrap().split(' ').next().unwrap();

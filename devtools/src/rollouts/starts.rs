@@ -81,8 +81,8 @@ pub(super) fn measure(stand: &Stand<'_>) -> Result<String> {
         },
     });
     cluster.apply(&policy.to_string())?;
-    let before = cluster.api().list("Pod", Some(NAMESPACE))?;
-    let before: BTreeSet<_> = before.iter().flat_map(real::ips).collect();
+    let before: BTreeSet<_> =
+        cluster.api().list("Pod", Some(NAMESPACE))?.iter().flat_map(real::ips).collect();
     let (send, lines) = channel();
     let mut followers = Followers::default();
     for node in cluster.nodes() {
@@ -143,8 +143,8 @@ impl Story {
     fn waits(&self, before: &BTreeSet<IpAddr>) -> Result<Vec<Duration>> {
         let new = self.known.iter().filter(|((_, ip), _)| !before.contains(ip));
         let wait = |(pod, known): (&(String, IpAddr), &Instant)| {
-            let held = self.held.get(pod);
-            let held = held.with_context(|| format!("no kernel took the Pod {pod:?}"))?;
+            let held =
+                self.held.get(pod).with_context(|| format!("no kernel took the Pod {pod:?}"))?;
             Ok(held.saturating_duration_since(*known))
         };
         let mut waits: Vec<_> = new.map(wait).collect::<Result<_>>()?;

@@ -25,12 +25,14 @@ fn written(task: &str, bin: &Path, out: &Path) -> BTreeMap<String, Vec<u8>> {
         .unwrap();
     let errors = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{errors}");
-    let files = fs::read_dir(out).unwrap().map(|file| {
-        let file = file.unwrap();
-        let name = file.file_name().to_string_lossy().into_owned();
-        (name, fs::read(file.path()).unwrap())
-    });
-    files.collect()
+    fs::read_dir(out)
+        .unwrap()
+        .map(|file| {
+            let file = file.unwrap();
+            let name = file.file_name().to_string_lossy().into_owned();
+            (name, fs::read(file.path()).unwrap())
+        })
+        .collect()
 }
 
 /// Needs Debian's iptables, ipset and kmod, which `cargo xtask test tools` installs.

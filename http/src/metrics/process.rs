@@ -48,8 +48,7 @@ impl Usage {
 /// any character.
 fn field(stat: &str, number: usize) -> Option<f64> {
     let (_, rest) = stat.rsplit_once(')')?;
-    let mut fields = rest.split_whitespace();
-    fields.nth(number.checked_sub(3)?)?.parse().ok()
+    rest.split_whitespace().nth(number.checked_sub(3)?)?.parse().ok()
 }
 
 fn cpu_ticks(stat: &str) -> Option<f64> {
@@ -57,8 +56,12 @@ fn cpu_ticks(stat: &str) -> Option<f64> {
 }
 
 fn started_at(stat: &str, system: &str) -> Option<f64> {
-    let boot = system.lines().find_map(|line| line.strip_prefix("btime "));
-    let boot: f64 = boot?.trim().parse().ok()?;
+    let boot: f64 = system
+        .lines()
+        .find_map(|line| line.strip_prefix("btime "))?
+        .trim()
+        .parse()
+        .ok()?;
     Some(boot + field(stat, 22)? / TICKS)
 }
 
@@ -116,8 +119,10 @@ mod tests {
         assert!(usage.virtual_bytes >= usage.resident_bytes);
         assert!(usage.max_fds >= usage.open_fds && usage.open_fds.unwrap() >= 3.0);
         assert!(usage.cpu_seconds.unwrap() >= 0.0);
-        let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
-        let now = now.unwrap().as_secs_f64();
+        let now = std::time::SystemTime::now()
+            .duration_since(std::time::UNIX_EPOCH)
+            .unwrap()
+            .as_secs_f64();
         let age = now - usage.started_at_seconds.unwrap();
         assert!((-2.0..86_400.0).contains(&age), "started {age} s ago");
     }

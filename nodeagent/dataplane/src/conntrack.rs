@@ -159,8 +159,9 @@ fn run(shared: &Shared, counts: &ConntrackCounts) {
             result.as_ref().err().map(|error| chain(error)),
             took,
         );
-        let spent = processor_time().zip(processor);
-        let spent = spent.map_or(took, |(now, then)| now.saturating_sub(then));
+        let spent = processor_time()
+            .zip(processor)
+            .map_or(took, |(now, then)| now.saturating_sub(then));
         let mut state = shared.lock();
         state.budget.spend(Instant::now(), spent);
         state.families[family as usize].finish(family, job, &outcome, took);

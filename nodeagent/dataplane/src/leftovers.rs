@@ -182,11 +182,12 @@ pub fn spare_connections(serving: Serving, spare: [bool; 2]) -> Result<Option<St
     if serving.description.has_virtual_servers || !objects::has_link() {
         return Ok(None);
     }
-    let left = left::servers().and_then(|servers| left::drain(&servers, spare));
     let left::InUse {
         connections,
         addresses,
-    } = left.map_err(Problem::VirtualServers)?;
+    } = left::servers()
+        .and_then(|servers| left::drain(&servers, spare))
+        .map_err(Problem::VirtualServers)?;
     let waits = connections > 0 || addresses > 0;
     Ok(waits.then(|| format!("{connections} connections through IPVS, {addresses} addresses")))
 }

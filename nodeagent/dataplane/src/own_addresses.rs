@@ -10,10 +10,13 @@ use nix::ifaddrs::getifaddrs;
 /// # Errors
 /// The kernel cannot list them.
 pub fn own_addresses<C: FromIterator<IpAddr>>() -> Result<C, Errno> {
-    let addresses = getifaddrs()?.filter_map(|interface| {
-        let address = interface.address?;
-        let v4 = address.as_sockaddr_in().map(|v4| IpAddr::V4(v4.ip()));
-        v4.or_else(|| address.as_sockaddr_in6().map(|v6| IpAddr::V6(v6.ip())))
-    });
-    Ok(addresses.collect())
+    Ok(getifaddrs()?
+        .filter_map(|interface| {
+            let address = interface.address?;
+            address
+                .as_sockaddr_in()
+                .map(|v4| IpAddr::V4(v4.ip()))
+                .or_else(|| address.as_sockaddr_in6().map(|v6| IpAddr::V6(v6.ip())))
+        })
+        .collect())
 }

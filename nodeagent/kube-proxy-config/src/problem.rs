@@ -124,8 +124,8 @@ mod tests {
         let problems = [
             Problem::new("nftables.syncPeriod", "-1s", "must be greater than 0"),
             Problem::general("is empty"),
-        ];
-        let problems = problems.map(|problem| problem.in_file(Path::new("/etc/proxy.conf")));
+        ]
+        .map(|problem| problem.in_file(Path::new("/etc/proxy.conf")));
         let error = ConfigError {
             problems: problems.into(),
         };

@@ -50,8 +50,7 @@ pub fn text_of(path: &Path) -> Result<String, Problem> {
     let mut options = std::fs::OpenOptions::new();
     // Opening a pipe must not wait for a writer.
     let nonblock = nix::fcntl::OFlag::O_NONBLOCK.bits();
-    let file = options.read(true).custom_flags(nonblock).open(path);
-    let file = file.map_err(unreadable)?;
+    let file = options.read(true).custom_flags(nonblock).open(path).map_err(unreadable)?;
     if !file.metadata().map_err(unreadable)?.is_file() {
         return Err(Problem::general("is not a regular file"));
     }
@@ -131,8 +130,7 @@ fn parse(text: &str, duplicate_keys: DuplicateKeyPolicy) -> Result<(Value, bool)
     };
     let mut bytes = text.as_bytes();
     let mut documents = serde_saphyr::read_with_options::<_, Value>(&mut bytes, options);
-    let first = documents.next().unwrap_or(Ok(Value::Null));
-    let first = first.map_err(|error| {
+    let first = documents.next().unwrap_or(Ok(Value::Null)).map_err(|error| {
         let line = error.location().map_or(1, |at| at.line());
         let formatter = UserMessageFormatter.with_localizer(&WithoutPlace);
         let message = error.render_with_formatter(&formatter);
@@ -168,10 +166,9 @@ fn remove_nulls(value: &mut Value) {
 /// Checks that a file names its version and kind.
 fn identity(value: &Value) -> Vec<Problem> {
     let expected = [("apiVersion", API_VERSION), ("kind", KIND)];
-    let wrong = expected
+    expected
         .iter()
-        .filter(|(field, expected)| value.get(field).is_none_or(|is| is != expected));
-    wrong
+        .filter(|(field, expected)| value.get(field).is_none_or(|is| is != expected))
         .map(|(field, expected)| match value.get(field) {
             Some(Value::String(is)) => Problem::new(*field, is, format!("must be {expected}")),
             Some(is) => Problem::new(*field, is, format!("must be {expected}")),
@@ -224,16 +221,17 @@ fn place(path: &[Segment]) -> String {
 /// Removes a value from a tree. If the value is inside a list, the whole list is removed, so that
 /// no other item gets its index. Returns the value alone.
 fn take(value: &mut Value, path: &[Segment]) -> Option<Value> {
-    let keys = path.iter().map_while(|part| match part {
-        Segment::Map { key } => Some(key),
-        _ => None,
-    });
-    let keys: Vec<_> = keys.collect();
+    let keys: Vec<_> = path
+        .iter()
+        .map_while(|part| match part {
+            Segment::Map { key } => Some(key),
+            _ => None,
+        })
+        .collect();
     let (last, parents) = keys.split_last()?;
     let parent = parents.iter().try_fold(value, |value, key| value.get_mut(key.as_str()))?;
     let taken = parent.as_object_mut()?.remove(last.as_str())?;
-    let mut inner = path.iter().skip(keys.len());
-    inner.try_fold(taken, |value, part| match (value, part) {
+    path.iter().skip(keys.len()).try_fold(taken, |value, part| match (value, part) {
         (Value::Array(mut items), Segment::Seq { index }) => {
             (*index < items.len()).then(|| items.swap_remove(*index))
         }

@@ -411,8 +411,7 @@ fn collect(message: Message<'_>, found: &mut Option<Found>) {
         *found = parse_header(attributes);
     }
     let Some(found) = found else { return };
-    let mut kinds = SetType::ALL.into_iter();
-    let kind = kinds.find(|kind| kind.as_str() == found.kind);
+    let kind = SetType::ALL.into_iter().find(|kind| kind.as_str() == found.kind);
     let entries = attributes.get(attr::ADT).map(Attribute::children);
     for entry in entries.into_iter().flatten() {
         match kind.and_then(|kind| Entry::parse(kind, entry.children())) {

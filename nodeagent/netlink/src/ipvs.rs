@@ -336,8 +336,7 @@ impl Ipvs {
         let what = "get IPVS timeouts";
         let header = genl_header(cmd::GET_CONFIG);
         let answer = self.socket.get(Request::with_header(what, self.family, &header, |_| {}))?;
-        let message = Messages(&answer).next();
-        let message = message.ok_or(NetlinkError::Unexpected { what })?;
+        let message = Messages(&answer).next().ok_or(NetlinkError::Unexpected { what })?;
         let [tcp_s, tcp_fin_s, udp_s] = ATTR_TIMEOUTS.map(|kind| {
             let value = message.attributes().get(kind).and_then(host_u32);
             value.unwrap_or_default()

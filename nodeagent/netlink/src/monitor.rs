@@ -140,8 +140,7 @@ impl Monitor {
     /// [`NetlinkError::Open`].
     pub fn pause(&mut self) -> Result<(), NetlinkError> {
         self.is_paused = true;
-        let mut groups = self.groups.iter();
-        let paused = groups.try_for_each(|group| self.socket.drop_membership(*group));
+        let paused = self.groups.iter().try_for_each(|group| self.socket.drop_membership(*group));
         paused.map_err(|error| open(&error))
     }
 
@@ -150,8 +149,7 @@ impl Monitor {
     /// # Errors
     /// As [`Monitor::open`]; the socket is still paused.
     pub fn resume(&mut self) -> Result<(), NetlinkError> {
-        let mut groups = self.groups.iter();
-        let resumed = groups.try_for_each(|group| self.socket.add_membership(*group));
+        let resumed = self.groups.iter().try_for_each(|group| self.socket.add_membership(*group));
         resumed.map_err(|error| open(&error))?;
         self.is_paused = false;
         Ok(())

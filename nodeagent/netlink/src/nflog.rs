@@ -62,8 +62,7 @@ impl Logged {
         }
         let attributes = message.attributes();
         let text = attributes.get(NFULA_PREFIX).and_then(Attribute::as_str)?;
-        let mut directions = Direction::ALL.into_iter();
-        let direction = directions.find(|direction| prefix(*direction) == text)?;
+        let direction = Direction::ALL.into_iter().find(|direction| prefix(*direction) == text)?;
         let packet = attributes.get(NFULA_PAYLOAD)?.payload;
         let families = Family::ALL.map(|family| (nfproto(family), family));
         let (_, family) = families.into_iter().find(|(number, _)| *number == message.family())?;

@@ -61,8 +61,9 @@ pub(super) fn add_tasks(
     watch::Sender<Seen>,
 ) {
     let proxy = watch::Sender::default();
-    let followers = followers.with_proxy(proxy.subscribe());
-    let followers = followers.with_canary(follow_canary(config, tasks));
+    let followers = followers
+        .with_proxy(proxy.subscribe())
+        .with_canary(follow_canary(config, tasks));
     let connections = count_connections(config, tasks);
     let followers = followers.with_connections(connections.clone());
     (look_around(followers, config, tasks), connections, proxy)

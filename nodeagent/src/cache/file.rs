@@ -66,8 +66,7 @@ pub(super) fn read(path: &Path) -> Result<Content, FileError> {
     }
     let mut bytes = Vec::with_capacity(usize::try_from(about.len()).unwrap_or(0));
     file.take(MAX_BYTES).read_to_end(&mut bytes)?;
-    let written = about.modified().ok();
-    let written = written.and_then(|at| at.duration_since(UNIX_EPOCH).ok());
+    let written = about.modified().ok().and_then(|at| at.duration_since(UNIX_EPOCH).ok());
     let written_ms = written.map_or(0, |at| u64::try_from(at.as_millis()).unwrap_or(u64::MAX));
     Ok(Content { bytes, written_ms })
 }

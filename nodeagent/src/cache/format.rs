@@ -230,8 +230,7 @@ fn block(from: &mut Bytes) -> Result<Bytes, FileError> {
 }
 
 fn length(length: usize) -> io::Result<[u8; 4]> {
-    let length = u32::try_from(length);
-    let length = length.map_err(|_| io::Error::from(io::ErrorKind::FileTooLarge))?;
+    let length = u32::try_from(length).map_err(|_| io::Error::from(io::ErrorKind::FileTooLarge))?;
     Ok(length.to_be_bytes())
 }
 

@@ -204,8 +204,12 @@ fn a_picture_is_read_as_it_was_written() {
     let folder = TempDir::new().unwrap();
     let cache = cache(&folder);
     fs::write(cache.path(), earlier).unwrap();
-    let written = fs::metadata(cache.path()).unwrap().modified().unwrap();
-    let written = written.duration_since(std::time::UNIX_EPOCH).unwrap();
+    let written = fs::metadata(cache.path())
+        .unwrap()
+        .modified()
+        .unwrap()
+        .duration_since(std::time::UNIX_EPOCH)
+        .unwrap();
     let confirmed = cache.load().unwrap().confirmed_ms;
     assert_eq!(u128::from(confirmed), written.as_millis());
 }
@@ -290,13 +294,16 @@ fn files_of_the_last_release_are_read() {
     assert!(golden.starts_with(&third[..third.len() - 16]));
     assert!(golden.starts_with(&fourth[..fourth.len() - 16]));
 
-    let kinds = before.objects.iter().map(|one| match &*one.object {
-        DesiredObject::Service(program) => program.port.key.to_string(),
-        DesiredObject::Local(local) => format!("endpoints of {}", local.key),
-        DesiredObject::Node(node) => node.name.to_string(),
-        DesiredObject::Policy(object) => object.key().to_string(),
-    });
-    let kinds: Vec<_> = kinds.collect();
+    let kinds: Vec<_> = before
+        .objects
+        .iter()
+        .map(|one| match &*one.object {
+            DesiredObject::Service(program) => program.port.key.to_string(),
+            DesiredObject::Local(local) => format!("endpoints of {}", local.key),
+            DesiredObject::Node(node) => node.name.to_string(),
+            DesiredObject::Policy(object) => object.key().to_string(),
+        })
+        .collect();
     assert_eq!(
         (kinds.len(), &*kinds[4], before.position.revision),
         (5, "n1", 8),

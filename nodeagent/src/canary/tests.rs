@@ -12,8 +12,7 @@ fn canary() -> (Canary, Prober) {
 
 fn addresses(prober: &Prober) -> Option<Vec<String>> {
     let addresses = prober.addresses.borrow();
-    let addresses = addresses.as_ref()?.values().map(ToString::to_string);
-    Some(addresses.collect())
+    Some(addresses.as_ref()?.values().map(ToString::to_string).collect())
 }
 
 fn missed() -> Result<(), String> {

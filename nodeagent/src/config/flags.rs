@@ -272,8 +272,7 @@ impl Flags {
     /// # Errors
     /// Every value that is invalid.
     pub fn check(self) -> Result<Checked, ConfigError> {
-        let loader = self.config.clone();
-        let loader = loader.map(|path| Loader::new(path, self.kube_proxy.clone()));
+        let loader = self.config.clone().map(|path| Loader::new(path, self.kube_proxy.clone()));
         let loaded = match &loader {
             Some(loader) => loader.load(),
             None => from_flags(&self.kube_proxy),
@@ -373,12 +372,15 @@ impl Flags {
             server: &server,
         };
         // An invalid source is reported together with an invalid node name.
-        let source = self.source.check(
-            api,
-            self.data_path.own_mark,
-            self.data_path.proxying(loaded.as_ref()),
-        );
-        let source = source.map_err(|wrong| problems.push(wrong)).ok();
+        let source = self
+            .source
+            .check(
+                api,
+                self.data_path.own_mark,
+                self.data_path.proxying(loaded.as_ref()),
+            )
+            .map_err(|wrong| problems.push(wrong))
+            .ok();
         let (Some(loaded), Some(source), Some(node_name)) = (loaded, source, node_name) else {
             return Err(ConfigError { problems });
         };
@@ -471,8 +473,7 @@ pub(super) fn node_name(place: &str, configured: &str) -> Result<NodeName, Probl
     } else if let Some(name) = of_environment {
         (NODE_NAME, name)
     } else {
-        let name = std::fs::read_to_string("/proc/sys/kernel/hostname");
-        let name = name.map_err(|error| {
+        let name = std::fs::read_to_string("/proc/sys/kernel/hostname").map_err(|error| {
             Problem::general(format!(
                 "cannot read the host's name ({error}): use --hostname-override"
             ))

@@ -54,8 +54,7 @@ impl Loader {
     /// Everything that is wrong with the text.
     pub fn parse(&self, text: &str) -> Result<Loaded, Vec<Problem>> {
         let in_file = |problems: Vec<Problem>| {
-            let named = problems.into_iter().map(|p| p.in_file(&self.path));
-            named.collect::<Vec<_>>()
+            problems.into_iter().map(|p| p.in_file(&self.path)).collect::<Vec<_>>()
         };
         let document = document(text).map_err(in_file)?;
         let mut problems = in_file(document.problems);
@@ -123,8 +122,8 @@ pub(super) fn from_flags(flags: &KubeProxyFlags) -> Result<Loaded, Vec<Problem>>
     let given = flags.of_field("nodePortAddresses").is_some();
     let mut addresses = config.node_port_addresses.iter();
     settings.node.nodeport_primary = given && addresses.any(|it| it == "primary");
-    let notes = kube_proxy::start_up(&config, &settings, Host::this());
-    let notes = notes.map_err(|problem| vec![name_flag(problem)])?;
+    let notes = kube_proxy::start_up(&config, &settings, Host::this())
+        .map_err(|problem| vec![name_flag(problem)])?;
     Ok(Loaded {
         config,
         settings,

@@ -340,8 +340,11 @@ impl SourceFlags {
             ),
             (false, None) => {
                 let scheme = self.identity.scheme();
-                let endpoints = self.control_plane.iter().map(|text| endpoint(text, scheme));
-                let endpoints: Vec<Endpoint> = endpoints.collect::<Result<_, _>>()?;
+                let endpoints: Vec<Endpoint> = self
+                    .control_plane
+                    .iter()
+                    .map(|text| endpoint(text, scheme))
+                    .collect::<Result<_, _>>()?;
                 let tls = self.identity.check(&endpoints, self.control_plane_file.is_some())?;
                 let token = self.identity.token_file.clone();
                 let server_name = self.identity.tls_server_name.clone();
@@ -381,8 +384,8 @@ impl SourceFlags {
 
     /// Returns the external addresses that Services may have (A5).
     fn external_ips(&self) -> Result<ExternalIps, Problem> {
-        let ranges = self.external_ip_cidr.iter().map(|text| cidr(text));
-        let ranges = ranges.collect::<Result<_, _>>()?;
+        let ranges =
+            self.external_ip_cidr.iter().map(|text| cidr(text)).collect::<Result<_, _>>()?;
         let allowed = self.allow_external_ips.as_ref();
         let allowed = allowed.is_none_or(|allowed| allowed.allowed);
         Ok(ExternalIps::new(allowed, ranges))
@@ -427,8 +430,7 @@ fn address(flag: &str, text: &str) -> Result<Option<SocketAddr>, Problem> {
         return Ok(None);
     }
     let reason = "must be an address and port such as 127.0.0.1:7466 or [::1]:7466";
-    let parsed = text.parse().map(Some);
-    parsed.map_err(|_| Problem::new(flag, text, reason))
+    text.parse().map(Some).map_err(|_| Problem::new(flag, text, reason))
 }
 
 /// Parses the address of a control plane; `scheme` is for an address without one.

@@ -35,8 +35,12 @@ fn config(flags: &str) -> Config {
 
 /// Notes of a level.
 fn notes(checked: &Checked, level: Level) -> Vec<&str> {
-    let notes = checked.notes.iter().filter(|note| note.level == level);
-    notes.map(|note| &*note.text).collect()
+    checked
+        .notes
+        .iter()
+        .filter(|note| note.level == level)
+        .map(|note| &*note.text)
+        .collect()
 }
 
 #[test]
@@ -381,8 +385,9 @@ fn everything_that_is_wrong_is_said_at_once() {
     let error = task(
         "kp-nodeagent --iptables-sync-period 5x --oom-score-adj 2000 --node-name a_b \
          --metrics-bind-address foo --feature-gates a --conntrack-min -1",
-    );
-    let error = error.unwrap_err().to_string();
+    )
+    .unwrap_err()
+    .to_string();
     let places: Vec<_> = error.lines().map(|line| line.split(": ").next()).collect();
     let expected = [
         "--iptables-sync-period",
@@ -562,8 +567,7 @@ fn i7_flags_of_kube_proxy_without_a_mode_are_warned_about_as_a_file_is() {
     let warned = |flags: &str| {
         let line = format!("kp-nodeagent --control-plane localhost --insecure {flags}");
         let checked = check(&line).unwrap();
-        let mut notes = checked.notes.iter();
-        notes.any(|note| note.text.contains("No longer served: "))
+        checked.notes.iter().any(|note| note.text.contains("No longer served: "))
     };
     assert!(warned("--cluster-cidr 10.0.0.0/8"));
     assert!(!warned("--cluster-cidr 10.0.0.0/8 --proxy-mode nftables"));
@@ -601,8 +605,10 @@ fn i1_help_is_in_groups_and_hides_what_has_no_use_here() {
         );
     }
     let command = Flags::command();
-    let without = command.get_arguments().filter(|arg| !arg.is_hide_set());
-    let without = without.filter(|arg| arg.get_help_heading().is_none());
+    let without = command
+        .get_arguments()
+        .filter(|arg| !arg.is_hide_set())
+        .filter(|arg| arg.get_help_heading().is_none());
     assert_eq!(
         Vec::from_iter(without.map(clap::Arg::get_id)),
         Vec::<&clap::Id>::new()

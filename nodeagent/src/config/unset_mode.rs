@@ -29,8 +29,10 @@ impl Served {
         let of_node = all.filter(|one| one.interface_name != backend::ipvs::LINK);
         let ips = of_node.filter_map(|one| {
             let address = one.address?;
-            let v4 = address.as_sockaddr_in().map(|at| IpAddr::from(at.ip()));
-            v4.or_else(|| address.as_sockaddr_in6().map(|at| IpAddr::from(at.ip())))
+            address
+                .as_sockaddr_in()
+                .map(|at| IpAddr::from(at.ip()))
+                .or_else(|| address.as_sockaddr_in6().map(|at| IpAddr::from(at.ip())))
         });
         let served = |ip: &IpAddr| match ip {
             IpAddr::V4(_) => true,

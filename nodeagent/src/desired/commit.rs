@@ -43,8 +43,7 @@ impl Desired {
 
     /// Keeps or removes the objects that a snapshot does not name.
     fn sort_out(&mut self, staged: &Staged, dirty: &mut Dirty) {
-        let unnamed = self.objects.keys();
-        let unnamed = unnamed.filter(|key| !staged.named.contains_key(*key));
+        let unnamed = self.objects.keys().filter(|key| !staged.named.contains_key(*key));
         for key in Vec::from_iter(unnamed.cloned()) {
             if self.held.keeps(&key) {
                 self.keep(&key, dirty);

@@ -152,11 +152,14 @@ impl Plane {
     /// Returns a snapshot in pieces of one object.
     pub(crate) fn snapshot(&mut self) -> Vec<pb::Update> {
         self.dirty.clear();
-        let pieces = self.objects.values().map(|encoded| pb::Update {
-            objects: vec![encoded.clone()],
-            ..pb::Update::default()
-        });
-        let mut pieces: Vec<_> = pieces.collect();
+        let mut pieces: Vec<_> = self
+            .objects
+            .values()
+            .map(|encoded| pb::Update {
+                objects: vec![encoded.clone()],
+                ..pb::Update::default()
+            })
+            .collect();
         pieces.push(pb::Update::default());
         pieces[0].snapshot = true;
         pieces.last_mut().unwrap().end = Some(self.end());

@@ -89,16 +89,14 @@ impl Freshness {
 
     /// Returns all kinds and versions.
     pub fn kinds(&self) -> impl ExactSizeIterator<Item = (&str, &str)> {
-        let kinds = self.0.iter();
-        kinds.map(|(kind, version)| (&**kind, &*version.0))
+        self.0.iter().map(|(kind, version)| (&**kind, &*version.0))
     }
 
     /// Takes in the newest changes of a state that a control plane shows. This state is not older, so
     /// it contains the changes of the state before.
     pub fn join(&mut self, offer: &Offer) {
         for (kind, offered) in &offer.0 {
-            let held = self.0.entry(kind.clone());
-            let held = held.or_insert_with(|| offered.changed.clone());
+            let held = self.0.entry(kind.clone()).or_insert_with(|| offered.changed.clone());
             if *held < offered.changed {
                 *held = offered.changed.clone();
             }

@@ -135,8 +135,13 @@ impl Ledger {
         if self.is_empty() {
             return BTreeSet::new();
         }
-        let services = staged.named.keys().filter_map(service_of);
-        services.filter(|name| self.has(name)).cloned().collect()
+        staged
+            .named
+            .keys()
+            .filter_map(service_of)
+            .filter(|name| self.has(name))
+            .cloned()
+            .collect()
     }
 
     /// Forgets an object that is named anew, or gone.
@@ -164,9 +169,11 @@ impl Ledger {
         if self.frontends.is_empty() {
             return BTreeSet::new();
         }
-        let owners = frontends(&program.port).filter_map(|place| self.frontends.get(&place));
-        let others = owners.filter(|key| **key != program.port.key);
-        others.cloned().collect()
+        frontends(&program.port)
+            .filter_map(|place| self.frontends.get(&place))
+            .filter(|key| **key != program.port.key)
+            .cloned()
+            .collect()
     }
 
     /// Merges an object from the control plane with the existing one: a kept Service keeps its
@@ -252,8 +259,8 @@ impl Desired {
         if held.is_empty() {
             return None;
         }
-        let examples = held.gone.iter().take(EXAMPLES);
-        let examples: BTreeSet<_> = examples.chain(held.bare.iter().take(EXAMPLES)).collect();
+        let examples: BTreeSet<_> =
+            held.gone.iter().take(EXAMPLES).chain(held.bare.iter().take(EXAMPLES)).collect();
         let examples = examples.into_iter().take(EXAMPLES);
         Some(Held {
             services: held.gone.len(),
@@ -273,8 +280,7 @@ impl Desired {
 
     /// Records which Services the earlier process kept. The next snapshot decides again.
     pub(super) fn keep_restored(&mut self) {
-        let kept = self.objects.iter();
-        let kept = kept.filter(|(_, slot)| slot.backing != Backing::Named);
+        let kept = self.objects.iter().filter(|(_, slot)| slot.backing != Backing::Named);
         self.held.gone = kept.filter_map(|(key, _)| service_of(key)).cloned().collect();
         self.held.policies = usize::from(self.keeps_policies());
         "they were kept before the agent started".clone_into(&mut self.held.reason);
@@ -465,13 +471,17 @@ impl Desired {
     fn keys_of(&self, service: &ServiceName) -> Vec<DesiredKey> {
         let first = first_key(service);
         let of = |first: DesiredKey| {
-            let keys = self.objects.range(first..).map(|(key, _)| key);
-            keys.take_while(|key| service_of(key) == Some(service))
+            self.objects
+                .range(first..)
+                .map(|(key, _)| key)
+                .take_while(|key| service_of(key) == Some(service))
         };
         // Keys of both kinds are sorted by Service.
-        let ports = of(DesiredKey::Service(first.clone()));
-        let ports = ports.take_while(|key| matches!(key, DesiredKey::Service(_)));
-        ports.chain(of(DesiredKey::Local(first))).cloned().collect()
+        of(DesiredKey::Service(first.clone()))
+            .take_while(|key| matches!(key, DesiredKey::Service(_)))
+            .chain(of(DesiredKey::Local(first)))
+            .cloned()
+            .collect()
     }
 }
 

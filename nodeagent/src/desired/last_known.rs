@@ -21,8 +21,7 @@ impl Desired {
     /// Returns the last known ranges of Pods that the Node object does not name any more.
     pub fn lost_pod_ranges(&self) -> impl Iterator<Item = Cidr> {
         let named = self.node().map_or(&[][..], |node| &node.pod_cidrs);
-        let ranges = self.pod_ranges.iter().copied();
-        ranges.filter(move |range| !named.contains(range))
+        self.pod_ranges.iter().copied().filter(move |range| !named.contains(range))
     }
 
     /// Remembers what the Node object names.
@@ -33,8 +32,7 @@ impl Desired {
         }
         let named = self.node().map_or(&[][..], |node| &node.pod_cidrs);
         let is_named = |family| named.iter().any(|range| range.family() == family);
-        let old = self.pod_ranges.iter();
-        let kept = old.filter(|range| !is_named(range.family()));
+        let kept = self.pod_ranges.iter().filter(|range| !is_named(range.family()));
         self.pod_ranges = named.iter().chain(kept).copied().collect();
     }
 }

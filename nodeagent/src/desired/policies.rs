@@ -78,20 +78,22 @@ impl Desired {
     /// Returns the Pods of this node under NetworkPolicies. Work: these Pods.
     pub fn local_pods(&self) -> impl Iterator<Item = &LocalPod> {
         let first = DesiredKey::Policy(PolicyKey::Pod(PodName::new("", "")));
-        let slots = self.objects.range(first..).map(|(_, slot)| slot);
-        slots.filter_map(|slot| match slot.policy()? {
-            PolicyObject::Pod(pod) => Some(pod),
-            _ => None,
+        self.objects.range(first..).map(|(_, slot)| slot).filter_map(|slot| {
+            match slot.policy()? {
+                PolicyObject::Pod(pod) => Some(pod),
+                _ => None,
+            }
         })
     }
 
     fn policy_slots(&self) -> impl Iterator<Item = (&PolicyKey, &Slot)> {
         let first = PolicyKey::Peer(IpAddr::V4(Ipv4Addr::UNSPECIFIED));
-        let slots = self.objects.range(DesiredKey::Policy(first)..);
-        slots.filter_map(|(key, slot)| match key {
-            DesiredKey::Policy(key) => Some((key, slot)),
-            DesiredKey::Service(_) | DesiredKey::Local(_) | DesiredKey::Node => None,
-        })
+        self.objects
+            .range(DesiredKey::Policy(first)..)
+            .filter_map(|(key, slot)| match key {
+                DesiredKey::Policy(key) => Some((key, slot)),
+                DesiredKey::Service(_) | DesiredKey::Local(_) | DesiredKey::Node => None,
+            })
     }
 
     /// Returns how many NetworkPolicies and Pods of the node are kept although a snapshot lacks them. They are kept
@@ -138,9 +140,11 @@ impl Desired {
 
     /// Stops keeping parts of NetworkPolicies that the control plane does not send.
     pub(super) fn release_policies(&mut self, dirty: &mut Dirty) {
-        let kept = self.policy_slots();
-        let kept = kept.filter(|(_, slot)| slot.backing == Backing::Unnamed);
-        let kept: Vec<_> = kept.map(|(key, _)| DesiredKey::Policy(key.clone())).collect();
+        let kept: Vec<_> = self
+            .policy_slots()
+            .filter(|(_, slot)| slot.backing == Backing::Unnamed)
+            .map(|(key, _)| DesiredKey::Policy(key.clone()))
+            .collect();
         for key in kept {
             self.remove(&key, dirty);
         }
@@ -172,13 +176,16 @@ impl Desired {
             }
             _ => false,
         };
-        let slots = self.objects.range(first..).map_while(|(key, slot)| match key {
-            DesiredKey::Policy(key) if discriminant(key) == kind => Some((key, slot)),
-            _ => None,
-        });
-        let kept = slots.filter(|(_, slot)| slot.backing == Backing::Unnamed);
-        let outdated = kept.filter(|(_, slot)| slot.policy().is_some_and(overlaps));
-        outdated.map(|(key, _)| key.clone()).collect()
+        self.objects
+            .range(first..)
+            .map_while(|(key, slot)| match key {
+                DesiredKey::Policy(key) if discriminant(key) == kind => Some((key, slot)),
+                _ => None,
+            })
+            .filter(|(_, slot)| slot.backing == Backing::Unnamed)
+            .filter(|(_, slot)| slot.policy().is_some_and(overlaps))
+            .map(|(key, _)| key.clone())
+            .collect()
     }
 
     /// Returns whether parts of NetworkPolicies are kept.

@@ -100,14 +100,12 @@ impl Desired {
                 backing,
             };
             if let Some(twice) = self.objects.insert(key, slot) {
-                let twice = twice.object.iter();
-                twice.for_each(|old| self.count(old, u64::wrapping_sub));
+                twice.object.iter().for_each(|old| self.count(old, u64::wrapping_sub));
             }
         }
         let mut sum = Digest::default();
         self.objects.values().for_each(|slot| sum.add(slot.hash));
-        let mut slots = self.objects.values();
-        let nothing_held = slots.all(|slot| slot.backing == Backing::Named);
+        let nothing_held = self.objects.values().all(|slot| slot.backing == Backing::Named);
         self.exact = nothing_held && sum == snapshot.digest;
         self.digest = snapshot.digest;
         self.positions = vec![snapshot.position];

@@ -348,8 +348,7 @@ fn triggers(wire: &[pb::Trigger]) -> Vec<Trigger> {
             at_ms: trigger.at_ms,
         })
     };
-    let wire = wire.iter().take(MAX_TRIGGERS);
-    wire.filter_map(understand).collect()
+    wire.iter().take(MAX_TRIGGERS).filter_map(understand).collect()
 }
 
 /// Returns the wall clock, milliseconds since 1970. Its values are for readers and reports; nothing

@@ -259,9 +259,13 @@ impl Core {
 
     /// Returns when [`Core::tick`] has something to do.
     pub(super) fn due(&self) -> Option<Instant> {
-        let families = self.families.iter().filter_map(Pipeline::due);
-        let due = families.chain(self.policies.due()).chain(self.checkpoint.due());
-        due.chain(self.offline_start.due()).min()
+        self.families
+            .iter()
+            .filter_map(Pipeline::due)
+            .chain(self.policies.due())
+            .chain(self.checkpoint.due())
+            .chain(self.offline_start.due())
+            .min()
     }
 
     /// Returns a descriptor that is readable when [`Core::listen`] may have notifications to read.
@@ -296,8 +300,11 @@ impl Core {
             return;
         }
         // `any` would stop at the first family that is due.
-        let recheck = self.families.iter_mut().map(|p| p.recheck_if_due(now));
-        let recheck = recheck.fold(false, |any, due| any | due);
+        let recheck = self
+            .families
+            .iter_mut()
+            .map(|p| p.recheck_if_due(now))
+            .fold(false, |any, due| any | due);
         let retry = self.families.iter().any(|p| p.retry_is_due(now));
         if recheck || retry || self.policies.retry_is_due(now) {
             let origin = self.behind.unwrap_or(Origin {
@@ -327,8 +334,11 @@ impl Core {
     pub(super) fn report(&self) -> Report {
         let rejects = self.desired.rejects();
         let rejected = rejects.map(|(key, reject)| Failure::rejected(key, reject));
-        let failed = self.families.iter().flat_map(Pipeline::failures);
-        let failed = failed.chain(self.policies.failures(&self.desired));
+        let failed = self
+            .families
+            .iter()
+            .flat_map(Pipeline::failures)
+            .chain(self.policies.failures(&self.desired));
         let deaf = self.followers.failures();
         let stale_since_ms = self.desired.is_stale().then(|| self.confirmation().get());
         let stale = stale_since_ms.map(Failure::stale);
@@ -363,9 +373,10 @@ impl Core {
 
     /// Returns the kernel's state of one Service, for backends that have virtual servers.
     pub(super) fn inspect(&self, service: &ServiceName) -> Option<Inspection> {
-        let sides = self.families.iter();
-        let known = sides.filter_map(|family| family.inspect(service));
-        known.reduce(Inspection::and)
+        self.families
+            .iter()
+            .filter_map(|family| family.inspect(service))
+            .reduce(Inspection::and)
     }
 
     /// Returns the digests of so many ranges of the desired state, if it can be compared with a control plane's.

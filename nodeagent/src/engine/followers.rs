@@ -204,8 +204,10 @@ impl Followers {
         failures: &BTreeMap<ServiceKey, Failure>,
     ) {
         let is_refused = |service: &ServiceName| {
-            let mut refused = failures.iter().filter(|(_, failure)| !failure.degraded);
-            refused.any(|(key, _)| key.service == *service)
+            failures
+                .iter()
+                .filter(|(_, failure)| !failure.degraded)
+                .any(|(key, _)| key.service == *service)
         };
         if let Some(canary) = &self.canary {
             canary.programmed(family, desired, dirty, is_refused);

@@ -309,8 +309,11 @@ impl Pipeline {
         let before = if everything {
             std::mem::take(&mut self.failures)
         } else {
-            let keys = dirty.services.iter();
-            keys.filter_map(|key| self.failures.remove_entry(key)).collect()
+            dirty
+                .services
+                .iter()
+                .filter_map(|key| self.failures.remove_entry(key))
+                .collect()
         };
         let known = |key: &ServiceKey| before.get(key).or(self.failures.get(key));
         if let Some(new) = failures.iter().find(|failure| known(&failure.key).is_none()) {

@@ -129,8 +129,10 @@ impl Policies {
         now: Now,
     ) -> bool {
         let enforcer = &mut self.enforcer;
-        let families = self.families.iter_mut();
-        let outcomes = families.map(|family| family.sync(enforcer, dirty, position, desired, now));
+        let outcomes = self
+            .families
+            .iter_mut()
+            .map(|family| family.sync(enforcer, dirty, position, desired, now));
         // Each family has its turn.
         outcomes.fold(false, |any, failed| any | failed)
     }
@@ -153,8 +155,7 @@ impl Policies {
     }
 
     fn needed(&self, desired: &Desired) -> impl Iterator<Item = &PolicyFamily> {
-        let families = self.families.iter();
-        families.filter(|family| family.is_needed(desired))
+        self.families.iter().filter(|family| family.is_needed(desired))
     }
 
     /// Returns what is not enforced as written.
@@ -193,12 +194,14 @@ impl Policies {
 
     /// Returns when [`Policies::tick`] has something to do.
     pub(super) fn due(&self) -> Option<Instant> {
-        let families = self.families.iter();
-        let due = families.flat_map(|family| {
-            let begun = family.begun.as_ref().map(|begun| begun.at);
-            [family.retry_at, family.verify_at, family.repair_at, begun]
-        });
-        due.flatten().min()
+        self.families
+            .iter()
+            .flat_map(|family| {
+                let begun = family.begun.as_ref().map(|begun| begun.at);
+                [family.retry_at, family.verify_at, family.repair_at, begun]
+            })
+            .flatten()
+            .min()
     }
 
     /// Returns whether a family is to be tried again.
@@ -246,8 +249,9 @@ impl Policies {
     /// Reads the kernel's reports; returns whether another program changed something.
     pub(super) fn listen(&mut self, now: Now) -> bool {
         let drifted = self.families.iter_mut().zip(self.enforcer.drifted());
-        let drifted = drifted.filter(|(_, drifted)| *drifted);
-        drifted.fold(false, |news, (family, _)| news | family.drifted(now))
+        drifted
+            .filter(|(_, drifted)| *drifted)
+            .fold(false, |news, (family, _)| news | family.drifted(now))
     }
 }
 
@@ -297,8 +301,7 @@ impl PolicyFamily {
             return false;
         }
         let objects: Vec<(PolicyKey, Option<&PolicyObject>)> = if complete {
-            let all = desired.policies();
-            all.map(|(key, object)| (key.clone(), Some(object))).collect()
+            desired.policies().map(|(key, object)| (key.clone(), Some(object))).collect()
         } else {
             keys.iter().map(|key| (key.clone(), desired.policy(key))).collect()
         };

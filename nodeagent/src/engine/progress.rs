@@ -36,8 +36,7 @@ pub(super) fn common(
     let progress = |at: Position| (Some(at.epoch) == epoch, at.revision);
     let furthest = |family: FamilyProgress| {
         let excused = family.excused.0.map(|(_, last)| last);
-        let both = [family.held, excused].into_iter().flatten();
-        both.max_by_key(|at| progress(*at))
+        [family.held, excused].into_iter().flatten().max_by_key(|at| progress(*at))
     };
     let reached: Option<Vec<_>> = families.clone().map(furthest).collect();
     let reached = reached?.into_iter().min_by_key(|at| progress(*at))?;

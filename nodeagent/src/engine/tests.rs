@@ -110,11 +110,15 @@ impl Side for ScriptedSide {
     fn apply(&mut self, change: Change<'_>) -> Result<Applied, ApplyError> {
         let mut script = self.script.lock();
         let complete = if change.complete { " complete" } else { "" };
-        let names = change.services.iter().map(|(key, plan)| {
-            let gone = if plan.is_none() { "-" } else { "" };
-            format!("{gone}{}", key.service.name)
-        });
-        let names = names.collect::<Vec<_>>().join(",");
+        let names = change
+            .services
+            .iter()
+            .map(|(key, plan)| {
+                let gone = if plan.is_none() { "-" } else { "" };
+                format!("{gone}{}", key.service.name)
+            })
+            .collect::<Vec<_>>()
+            .join(",");
         script.calls.push(format!("apply {}{complete} {names}", change.family));
         if script.broken.contains(&change.family) {
             return Err(refuse(change.family, "no such family"));

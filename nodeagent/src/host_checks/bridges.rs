@@ -9,9 +9,11 @@ use super::{Finding, HostFacts};
 
 /// Returns whether the node has bridges.
 pub(super) fn exist(root: &Path) -> bool {
-    let links = fs::read_dir(root.join("sys/class/net"));
-    let mut links = links.into_iter().flatten().flatten();
-    links.any(|link| link.path().join("bridge").is_dir())
+    fs::read_dir(root.join("sys/class/net"))
+        .into_iter()
+        .flatten()
+        .flatten()
+        .any(|link| link.path().join("bridge").is_dir())
 }
 
 /// Returns a finding for a node whose bridges pass the rules of Services by.
@@ -29,8 +31,8 @@ pub(super) fn passed_by(seen: &HostFacts, family: Family) -> Option<Finding> {
 
 /// Returns what keeps NetworkPolicies from holding on a node that has some.
 pub fn unenforced(seen: &HostFacts) -> Option<Finding> {
-    let passing = Family::ALL.into_iter();
-    let mut passing = passing.filter(|family| seen.bridges_pass_by[*family as usize]);
+    let mut passing =
+        Family::ALL.into_iter().filter(|family| seen.bridges_pass_by[*family as usize]);
     let (key, whose) = match passing.next() {
         Some(family) => (bridge_setting(family), ""),
         None if seen.tagged_pass_by => (

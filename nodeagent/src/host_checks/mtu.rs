@@ -125,8 +125,9 @@ mod tests {
 
     #[test]
     fn pods_with_larger_packets_than_the_uplink_are_a_finding() {
-        let found = sizes(&[("eth0", 1_500), ("cni0", 9_000), ("vpn", 65_535)]).finding(&pods());
-        let found = found.unwrap();
+        let found = sizes(&[("eth0", 1_500), ("cni0", 9_000), ("vpn", 65_535)])
+            .finding(&pods())
+            .unwrap();
         assert_eq!(found.code, Reason::PodMtuTooLarge);
         assert!(
             found

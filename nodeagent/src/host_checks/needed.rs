@@ -71,8 +71,7 @@ pub(super) fn findings(unset: &[UnsetSetting], settings: &NodeSettings) -> Vec<F
     let counts = |needed: &NeededSetting| {
         !needed.for_loopback || {
             let ranges = settings.nodeport_ranges(Family::V4);
-            let mut ranges = ranges.iter().flatten();
-            ranges.any(|range| iptables::meets_loopback(*range))
+            ranges.iter().flatten().any(|range| iptables::meets_loopback(*range))
         }
     };
     let fix = |key: &str, value: u64| {

@@ -11,9 +11,10 @@ pub fn findings(
     settings: &NodeSettings,
     served: [bool; 2],
 ) -> impl Iterator<Item = Finding> {
-    let families = Family::ALL.into_iter();
-    let families = families.filter(move |family| served[*family as usize]);
-    families.filter_map(move |family| of(family, node, settings))
+    Family::ALL
+        .into_iter()
+        .filter(move |family| served[*family as usize])
+        .filter_map(move |family| of(family, node, settings))
 }
 
 /// Returns the finding for a family, whether or not it has Services.
@@ -68,9 +69,9 @@ mod tests {
     #[test]
     fn a21_what_is_not_known_of_an_address_is_found() {
         let found = |node: Option<&NodeFacts>, settings: &NodeSettings, served| {
-            let found = findings(node, settings, served);
-            let found = found.map(|finding| (finding.severity, finding.text));
-            found.collect::<Vec<_>>()
+            findings(node, settings, served)
+                .map(|finding| (finding.severity, finding.text))
+                .collect::<Vec<_>>()
         };
         let (silent, v4) = (NodeSettings::default(), [true, false]);
         let node = NodeFacts {

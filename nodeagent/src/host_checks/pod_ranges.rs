@@ -7,8 +7,12 @@ use crate::desired::Desired;
 
 /// Returns findings about the ranges whose unknown addresses are cut off. Work: the Pods of the node.
 pub fn findings(desired: &Desired) -> impl Iterator<Item = Finding> {
-    let found = desired.has_policies().then(|| [lost(desired), outside(desired)]);
-    found.into_iter().flatten().flatten()
+    desired
+        .has_policies()
+        .then(|| [lost(desired), outside(desired)])
+        .into_iter()
+        .flatten()
+        .flatten()
 }
 
 /// Returns the finding that the Node object does not name its ranges any more.

@@ -159,12 +159,17 @@ impl KubeProxy {
     }
 
     fn rules(&self, of: fn(&FamilyCounters) -> &[Gauge; 2]) -> Vec<([Label<'static>; 2], f64)> {
-        let families = self.0.counters().into_iter().zip(FAMILIES);
-        let series = families.flat_map(|(counters, family)| {
-            let gauges = of(counters).iter().zip(RuleCounts::TABLES);
-            gauges.map(move |(gauge, table)| ([family[0], ("table", table)], float(gauge.get())))
-        });
-        series.collect()
+        self.0
+            .counters()
+            .into_iter()
+            .zip(FAMILIES)
+            .flat_map(|(counters, family)| {
+                of(counters)
+                    .iter()
+                    .zip(RuleCounts::TABLES)
+                    .map(move |(gauge, table)| ([family[0], ("table", table)], float(gauge.get())))
+            })
+            .collect()
     }
 
     fn changes(&self, to: &mut DescriptorEncoder<'_>) -> fmt::Result {
@@ -188,8 +193,11 @@ impl KubeProxy {
     fn no_local_endpoints(&self, to: &mut DescriptorEncoder<'_>) -> fmt::Result {
         let families = self.0.counters().into_iter().zip(POLICIES);
         let series = families.flat_map(|(counters, labels)| {
-            let gauges = counters.no_local.iter().zip(labels);
-            gauges.map(|(gauge, labels)| (labels, float(gauge.get())))
+            counters
+                .no_local
+                .iter()
+                .zip(labels)
+                .map(|(gauge, labels)| (labels, float(gauge.get())))
         });
         // This is a gauge in spite of its name, as in kube-proxy.
         Metric::new("kubeproxy_sync_proxy_rules_no_local_endpoints_total")
@@ -229,8 +237,11 @@ impl KubeProxy {
 /// Returns the durations of searches for outdated entries.
 fn searches(totals: &ConntrackTotals) -> Distribution {
     let seconds = |bound: Option<Duration>| bound.map_or(f64::INFINITY, |b| b.as_secs_f64());
-    let counts = totals.durations.iter().enumerate();
-    let counts = counts.map(|(bucket, count)| (seconds(bucket_bound(bucket)), *count));
+    let counts = totals
+        .durations
+        .iter()
+        .enumerate()
+        .map(|(bucket, count)| (seconds(bucket_bound(bucket)), *count));
     (totals.duration_sum.as_secs_f64(), counts.collect())
 }
 
@@ -341,8 +352,10 @@ impl Agent {
         let from = &self.0;
         let families = from.counters().into_iter().zip(FAMILIES);
         let phases = families.flat_map(|(counters, family)| {
-            let phases = PHASES.into_iter().zip(&counters.phases);
-            phases.map(move |(phase, took)| ([family[0], ("phase", phase)], took.read()))
+            PHASES
+                .into_iter()
+                .zip(&counters.phases)
+                .map(move |(phase, took)| ([family[0], ("phase", phase)], took.read()))
         });
         Metric::new("kplane_agent_sync_phase_duration_seconds")
             .help("Duration of each step of a change that the kernel accepted")

@@ -15,8 +15,7 @@ pub(super) fn write(
     to: &mut DescriptorEncoder<'_>,
 ) -> fmt::Result {
     let (counts, losses) = connections.read();
-    let series = counts.iter();
-    let series = series.map(|(key, count)| (service_labels(key), float(*count)));
+    let series = counts.iter().map(|(key, count)| (service_labels(key), float(*count)));
     Metric::new("kplane_agent_service_connections")
         .help("Connections that began, and that this node led to an endpoint")
         .counter(to, series)?;

@@ -21,8 +21,7 @@ pub(super) fn write(to: &mut DescriptorEncoder<'_>) -> fmt::Result {
     Metric::new("kubeproxy_nftables_localhost_nodeport_listener_creation_failures")
         .help("Node ports that could not be opened on loopback addresses; always 0, because kplane opens no socket for each")
         .counter(to, each([0; 2]))?;
-    let refused = counts.refused.iter();
-    let refused = refused.map(|(family, protocol, packets)| {
+    let refused = counts.refused.iter().map(|(family, protocol, packets)| {
         let (family, protocol) = (family.as_str(), protocol.as_str());
         let labels = [("ip_family", family), ("protocol", protocol)];
         (labels, float(*packets))

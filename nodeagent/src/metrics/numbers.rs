@@ -35,8 +35,9 @@ impl Numbers {
         // A position of another epoch means nothing in this one.
         let epoch = report.held.map(|held| held.epoch);
         let revision = |position: Option<Position>| {
-            let here = position.filter(|position| Some(position.epoch) == epoch);
-            here.map_or(0, |position| position.revision)
+            position
+                .filter(|position| Some(position.epoch) == epoch)
+                .map_or(0, |position| position.revision)
         };
         let degraded = report.failures.iter().filter(|f| f.degraded).count() as u64;
         let families = report.families.each_ref();

@@ -30,8 +30,10 @@ pub(super) fn write(proxy: &dyn Proxy, to: &mut DescriptorEncoder<'_>) -> fmt::R
     Metric::new("kplane_agent_proxy_opened")
         .help("TCP connections and UDP flows that the userspace proxy led to an endpoint")
         .counter(to, one(counts.opened))?;
-    let failed = ProxyFailure::ALL.map(|why| [("reason", why.as_str())]);
-    let failed = failed.into_iter().zip(counts.failed.map(float));
+    let failed = ProxyFailure::ALL
+        .map(|why| [("reason", why.as_str())])
+        .into_iter()
+        .zip(counts.failed.map(float));
     Metric::new("kplane_agent_proxy_failed")
         .help("TCP connections and UDP flows that reached no endpoint")
         .counter(to, failed)?;
@@ -62,8 +64,7 @@ pub(super) fn write(proxy: &dyn Proxy, to: &mut DescriptorEncoder<'_>) -> fmt::R
 /// Writes the counts of single ServicePorts.
 fn services(listed: &[(ServiceKey, ProxyCounts)], to: &mut DescriptorEncoder<'_>) -> fmt::Result {
     let each = |value: fn(&ProxyCounts) -> f64| {
-        let series = listed.iter();
-        series.map(move |(key, counts)| (service_labels(key), value(counts)))
+        listed.iter().map(move |(key, counts)| (service_labels(key), value(counts)))
     };
     Metric::new("kplane_agent_proxy_service_open")
         .help("Open TCP connections or UDP flows of a Service that asks for the userspace proxy")

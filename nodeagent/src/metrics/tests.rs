@@ -142,8 +142,11 @@ impl Rig {
     /// The value of one series.
     async fn value(&self, series: &str) -> String {
         let text = self.scrape().await;
-        let values = text.lines().filter_map(|line| line.strip_prefix(series));
-        let values: Vec<_> = values.filter_map(|rest| rest.strip_prefix(' ')).collect();
+        let values: Vec<_> = text
+            .lines()
+            .filter_map(|line| line.strip_prefix(series))
+            .filter_map(|rest| rest.strip_prefix(' '))
+            .collect();
         assert_eq!(values.len(), 1, "{series} in\n{text}");
         values[0].to_owned()
     }
@@ -212,11 +215,14 @@ async fn h_durations_fall_into_kube_proxys_buckets() {
     counters.attempted(Duration::from_micros(1_500), false, Some(&applied));
     counters.attempted(Duration::from_millis(3), true, None);
     let text = rig.scrape().await;
-    let bounds = text.lines().filter_map(|line| {
-        line.strip_prefix("kubeproxy_sync_proxy_rules_duration_seconds_bucket{le=\"")?
-            .split_once("\",ip_family=\"IPv4\"}")
-    });
-    let bounds: Vec<_> = bounds.map(|(le, n)| format!("{le}:{}", n.trim())).collect();
+    let bounds: Vec<_> = text
+        .lines()
+        .filter_map(|line| {
+            line.strip_prefix("kubeproxy_sync_proxy_rules_duration_seconds_bucket{le=\"")?
+                .split_once("\",ip_family=\"IPv4\"}")
+        })
+        .map(|(le, n)| format!("{le}:{}", n.trim()))
+        .collect();
     assert_eq!(
         bounds.join(" "),
         "0.001:0 0.002:1 0.004:2 0.008:2 0.016:2 0.032:2 0.064:2 0.128:2 0.256:2 0.512:2 1.024:2 \

@@ -62,8 +62,9 @@ impl PodHooks {
     ) -> Option<(Instant, Joint)> {
         let mut open = self.0.lock();
         open.retain(|_, (_, asked)| asked.upgrade().is_some_and(|asked| asked.peek().is_none()));
-        let known = open.get(&question.port);
-        let known = known.and_then(|(until, asked)| Some((*until, asked.upgrade()?)));
+        let known = open
+            .get(&question.port)
+            .and_then(|(until, asked)| Some((*until, asked.upgrade()?)));
         if known.is_some() || open.len() >= most {
             return known;
         }

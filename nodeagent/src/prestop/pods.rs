@@ -93,8 +93,11 @@ impl Follower {
         let all = dirty.is_none_or(|dirty| dirty.node_changed);
         let mut look = |key: &ServiceKey| {
             let local = desired.service(key).and_then(|(_, local)| local);
-            let all = local.into_iter().flat_map(|local| &local.endpoints);
-            let all: BTreeSet<_> = all.map(|endpoint| endpoint.addr).collect();
+            let all: BTreeSet<_> = local
+                .into_iter()
+                .flat_map(|local| &local.endpoints)
+                .map(|endpoint| endpoint.addr)
+                .collect();
             if all.is_empty() {
                 self.endpoints.remove(key);
             } else {
@@ -116,8 +119,9 @@ impl Follower {
         }
         let all = self.endpoints.iter();
         let all = all.flat_map(|(key, all)| all.iter().map(move |at| (key, at.ip)));
-        let outside = all.filter(|(_, ip)| is_outside(ip));
-        let outside = outside.map(|(key, ip)| (Arc::clone(&key.service.namespace), ip));
+        let outside = all
+            .filter(|(_, ip)| is_outside(ip))
+            .map(|(key, ip)| (Arc::clone(&key.service.namespace), ip));
         let endpoints = outside.collect();
         let addresses = desired.node().map_or(&[][..], |node| &node.addresses);
         let own: Vec<IpAddr> = match addresses {
@@ -161,8 +165,8 @@ fn serving(
 /// are Pods of other nodes, which the node's processes must reach at the port of hooks.
 fn ranges(named: &[Cidr], cluster: &[Cidr], outside: &BTreeSet<NamespacedPod>) -> Vec<Cidr> {
     let is_used = |range: &&Cidr| {
-        let mut same = named.iter().filter(|of| of.family() == range.family());
-        same.next().is_none() || outside.iter().any(|(_, ip)| range.contains(*ip))
+        named.iter().find(|of| of.family() == range.family()).is_none()
+            || outside.iter().any(|(_, ip)| range.contains(*ip))
     };
     distinct(named.iter().chain(cluster.iter().filter(is_used)).copied())
 }
@@ -193,8 +197,7 @@ pub(super) struct Pods {
 impl Pods {
     /// Takes what is known now; returns the addresses for the kernel.
     pub(super) fn note(&mut self, known: &Known, family: Family, now: Instant) -> HookAddresses {
-        let ours = known.endpoints.iter();
-        let ours = ours.filter(|(_, ip)| Family::of(*ip) == family);
+        let ours = known.endpoints.iter().filter(|(_, ip)| Family::of(*ip) == family);
         self.seen.extend(ours.cloned().map(|pod| (pod, None)));
         let in_range = |ip: &IpAddr| known.ranges.iter().any(|range| range.contains(*ip));
         self.seen.retain(|pod, left| {
@@ -332,9 +335,10 @@ mod tests {
     #[test]
     fn each_namespace_has_a_share_of_the_addresses() {
         let many = |net: u8| {
-            let all = (0..2_000_u16).map(u16::to_be_bytes);
-            let all = all.map(move |[high, low]| IpAddr::from([10, net, high, low]));
-            all.map(|ip| (Arc::from("greedy"), ip))
+            (0..2_000_u16)
+                .map(u16::to_be_bytes)
+                .map(move |[high, low]| IpAddr::from([10, net, high, low]))
+                .map(|ip| (Arc::from("greedy"), ip))
         };
         let few = ["192.0.2.1", "192.0.2.2"].map(|text| pod("shop", text));
         let known = |endpoints| Known {

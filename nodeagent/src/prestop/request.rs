@@ -27,8 +27,11 @@ impl Asked {
             return None;
         }
         let value = |wanted: &str| {
-            let mut pairs = query.split('&').filter_map(|pair| pair.split_once('='));
-            pairs.find(|(name, _)| *name == wanted).map(|(_, value)| value)
+            query
+                .split('&')
+                .filter_map(|pair| pair.split_once('='))
+                .find(|(name, _)| *name == wanted)
+                .map(|(_, value)| value)
         };
         Some(Self {
             within: value("within").and_then(duration),

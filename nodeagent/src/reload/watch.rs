@@ -161,12 +161,14 @@ fn on_the_way(path: &Path) -> Vec<Entry> {
 
 /// Returns the names on a path, the last one first.
 fn components(path: &Path) -> Vec<OsString> {
-    let names = path.components().rev().filter_map(|part| match part {
-        Component::Normal(name) => Some(name.to_owned()),
-        Component::ParentDir => Some(OsString::from("..")),
-        Component::RootDir | Component::CurDir | Component::Prefix(_) => None,
-    });
-    names.collect()
+    path.components()
+        .rev()
+        .filter_map(|part| match part {
+            Component::Normal(name) => Some(name.to_owned()),
+            Component::ParentDir => Some(OsString::from("..")),
+            Component::RootDir | Component::CurDir | Component::Prefix(_) => None,
+        })
+        .collect()
 }
 
 #[cfg(test)]

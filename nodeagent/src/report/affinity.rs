@@ -33,8 +33,13 @@ fn try_answer(
 ) -> Result<pb::Affinity, String> {
     let unknown = || "the agent does not understand the question".to_owned();
     let kind = Kind::named(backend).ok_or_else(unknown)?;
-    let ports = question.ports.iter().take(PORTS).map(port);
-    let ports: Vec<AffinityPort> = ports.collect::<Option<_>>().ok_or_else(unknown)?;
+    let ports: Vec<AffinityPort> = question
+        .ports
+        .iter()
+        .take(PORTS)
+        .map(port)
+        .collect::<Option<_>>()
+        .ok_or_else(unknown)?;
     let client = match question.client.as_str() {
         "" => None,
         text => Some(parse_ip(text).map_err(|_| unknown())?),
@@ -49,10 +54,8 @@ fn try_answer(
 
 /// Reads what the control plane says about a ServicePort.
 pub(super) fn port(port: &pb::AffinityPort) -> Option<AffinityPort> {
-    let addresses = port.addresses.iter().take(ADDRESSES);
-    let addresses = addresses.map(|ip| parse_ip(ip).ok());
-    let endpoints = port.endpoints.iter().take(ENDPOINTS);
-    let endpoints = endpoints.map(|at| {
+    let addresses = port.addresses.iter().take(ADDRESSES).map(|ip| parse_ip(ip).ok());
+    let endpoints = port.endpoints.iter().take(ENDPOINTS).map(|at| {
         let at = at.parse::<std::net::SocketAddr>().ok();
         at.map(EndpointAddr::from)
     });

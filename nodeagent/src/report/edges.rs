@@ -47,8 +47,7 @@ fn try_answer(
         since_s => since_s.min(LONGEST_S),
     };
     let ago = Duration::from_secs(since_s.into());
-    let sums = connections.and_then(|all| all.edges(ago, |key| wanted.has(key)));
-    let sums = sums.ok_or(
+    let sums = connections.and_then(|all| all.edges(ago, |key| wanted.has(key))).ok_or(
         "its agent does not count connections: it needs the option --flows (in the chart agent.flows), and the kernel's module \
          nf_conntrack_netlink",
     )?;

@@ -14,8 +14,11 @@ pub(crate) fn answer(proxy: Option<&dyn Proxy>, question: pb::ProxiedQuestion) -
     let Some(proxy) = proxy else {
         return pb::ProxiedState::default();
     };
-    let keys = question.ports.into_iter().take(PORTS);
-    let keys = keys.filter_map(|key| ServiceKey::try_from(key).ok());
+    let keys = question
+        .ports
+        .into_iter()
+        .take(PORTS)
+        .filter_map(|key| ServiceKey::try_from(key).ok());
     let ports = keys.filter_map(|key| Some(port(&key, proxy.state(&key)?)));
     pb::ProxiedState {
         ports: ports.collect(),
@@ -24,8 +27,7 @@ pub(crate) fn answer(proxy: Option<&dyn Proxy>, question: pb::ProxiedQuestion) -
 
 fn port(key: &ServiceKey, state: ProxyPort) -> pb::ProxiedPort {
     let counts = state.counts;
-    let failed = ProxyFailure::ALL.iter().zip(counts.failed);
-    let failed = failed.filter(|(_, count)| *count > 0);
+    let failed = ProxyFailure::ALL.iter().zip(counts.failed).filter(|(_, count)| *count > 0);
     let mut endpoints = state.endpoints;
     endpoints.sort_by_key(|endpoint| endpoint.avoided_for.is_none());
     let more = endpoints.len().saturating_sub(ENDPOINTS);

@@ -259,8 +259,10 @@ impl Edges {
         self.set_time(now);
         let from = minute(now.saturating_sub(ago)).max(self.now.saturating_sub(KEPT));
         let from = boundary(from, self.now);
-        let edges = self.edges.iter().filter(|(key, _)| wanted(&key.port));
-        let mut edges: Vec<EdgeSum> = edges
+        let mut edges: Vec<EdgeSum> = self
+            .edges
+            .iter()
+            .filter(|(key, _)| wanted(&key.port))
             .filter_map(|(key, history)| {
                 let age = now.saturating_sub(history.began_by(from, self.now)?);
                 Some((key.clone(), history.since(from), age))

@@ -67,8 +67,10 @@ fn own_addresses() -> io::Result<Vec<IpAddr>> {
         IpAddr::V4(_) => true,
         IpAddr::V6(ip) => !ip.is_unicast_link_local(),
     };
-    let addresses = kplane_dataplane::own_addresses::<Vec<IpAddr>>()?.into_iter().filter(is_plain);
-    Ok(addresses.collect())
+    Ok(kplane_dataplane::own_addresses::<Vec<IpAddr>>()?
+        .into_iter()
+        .filter(is_plain)
+        .collect())
 }
 
 /// Opens a port on an address, for this family only: the other one has its own socket.

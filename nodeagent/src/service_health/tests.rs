@@ -246,8 +246,7 @@ async fn a23_a24_each_family_has_its_server_for_any_path() {
     // The same port over IPv6 is another server, with the endpoints of its own family.
     let reply = becomes(v6(port), "/", 503).await;
     assert_eq!(count(&reply), "0");
-    let head = ask(v4(port), "HEAD / HTTP/1.1\r\nHost: x\r\n\r\n").await;
-    let head = head.unwrap();
+    let head = ask(v4(port), "HEAD / HTTP/1.1\r\nHost: x\r\n\r\n").await.unwrap();
     assert_eq!((head.status, head.body.as_str()), (200, ""));
 }
 

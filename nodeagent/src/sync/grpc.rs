@@ -163,21 +163,23 @@ async fn opened(
 
 /// Returns the replicas at all addresses of a URL.
 async fn look_up(url: usize, uri: Uri) -> Found {
-    let places = resolve(&uri).await;
-    let places = places.map_err(|error| cannot_connect(&uri, &chain(&error)))?;
-    let replicas = places.into_iter().map(|place| Replica {
-        place: Some(place),
-        url,
-    });
-    Ok(replicas.collect())
+    let places = resolve(&uri).await.map_err(|error| cannot_connect(&uri, &chain(&error)))?;
+    Ok(places
+        .into_iter()
+        .map(|place| Replica {
+            place: Some(place),
+            url,
+        })
+        .collect())
 }
 
 /// Returns the replicas that a file names.
 async fn read_list(url: usize, file: PathBuf) -> Found {
     let place = file.display().to_string();
     let wrong = |reason: String| cannot_connect(&place, &reason);
-    let text = tokio::fs::read_to_string(&file).await;
-    let text = text.map_err(|error| wrong(format!("cannot read the list of replicas: {error}")))?;
+    let text = tokio::fs::read_to_string(&file)
+        .await
+        .map_err(|error| wrong(format!("cannot read the list of replicas: {error}")))?;
     let mut replicas = Vec::new();
     for listed in text.split([',', ' ', '\t', '\r', '\n']) {
         if listed.is_empty() {
@@ -268,11 +270,10 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("addresses");
         let dialer = Dialer::new(0);
-        let grpc = Grpc::remote(Vec::new(), dialer, Credentials::default());
-        let grpc = grpc.with_list(Some(file.clone()));
+        let grpc =
+            Grpc::remote(Vec::new(), dialer, Credentials::default()).with_list(Some(file.clone()));
         let find = async || {
-            let mut found = grpc.find().await;
-            let found = found.pop().unwrap().map_err(|error| error.to_string());
+            let found = grpc.find().await.pop().unwrap().map_err(|error| error.to_string());
             let text = |replica: Replica| replica.place.unwrap().to_string();
             found.map(|replicas| replicas.into_iter().map(text).collect::<Vec<_>>())
         };

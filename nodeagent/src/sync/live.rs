@@ -360,8 +360,8 @@ impl Live {
     /// Asks the engine for the digests of ranges.
     fn compare(&mut self, compare: pb::Compare, shared: &LastingState) -> Result<(), Lost> {
         let count = Some(compare.ranges).filter(|count| is_number_of_ranges(*count));
-        let count = count.and_then(|count| u16::try_from(count).ok());
         let count = count
+            .and_then(|count| u16::try_from(count).ok())
             .ok_or_else(|| Lost::Protocol(format!("a comparison of {} ranges", compare.ranges)))?;
         let engine = shared.engine.clone();
         self.pending.comparison = Some(Box::pin(async move { engine.ranges(count).await }));

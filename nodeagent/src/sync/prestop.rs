@@ -29,11 +29,13 @@ impl Prestop {
     /// Waits until a question is to be sent, or one is withdrawn because its hooks no longer wait.
     pub(super) async fn next(&mut self, questions: &mut Option<Questions>) {
         poll_fn(|context| {
-            let open = self.open.iter_mut();
-            let closed = open.filter_map(|(token, answer)| {
-                answer.poll_closed(context).is_ready().then_some(*token)
-            });
-            let closed: Vec<u64> = closed.collect();
+            let closed: Vec<u64> = self
+                .open
+                .iter_mut()
+                .filter_map(|(token, answer)| {
+                    answer.poll_closed(context).is_ready().then_some(*token)
+                })
+                .collect();
             if !closed.is_empty() {
                 closed.into_iter().for_each(|token| self.withdraw(token));
                 return Poll::Ready(());

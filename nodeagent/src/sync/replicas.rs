@@ -164,8 +164,7 @@ impl Replicas {
         let Some(current) = current else {
             return;
         };
-        let places = places.iter().take(MAX_ADDRESSES);
-        let places = places.filter_map(|place| place.parse().ok());
+        let places = places.iter().take(MAX_ADDRESSES).filter_map(|place| place.parse().ok());
         let named = places.map(|place| Replica {
             place: Some(place),
             ..current
@@ -176,10 +175,8 @@ impl Replicas {
     /// Returns all replicas: those to which URLs lead, and the other ones that were named.
     fn all(&self) -> impl Iterator<Item = Replica> + Clone {
         let known = self.known.iter().flatten();
-        let is_new = |one: &&Replica| {
-            let mut known = self.known.iter().flatten();
-            known.all(|other| other.place != one.place)
-        };
+        let is_new =
+            |one: &&Replica| self.known.iter().flatten().all(|other| other.place != one.place);
         known.chain(self.named.iter().filter(is_new)).copied()
     }
 
@@ -259,10 +256,9 @@ impl Replicas {
 
     fn others(&self, now: Instant) -> impl Iterator<Item = Replica> {
         let rests = move |replica: &Replica| self.resting.get(replica).is_some_and(|at| *at > now);
-        let others = self
-            .all()
-            .filter(|replica| self.current.is_none_or(|at| at.place != replica.place));
-        others.filter(move |replica| !rests(replica))
+        self.all()
+            .filter(|replica| self.current.is_none_or(|at| at.place != replica.place))
+            .filter(move |replica| !rests(replica))
     }
 
     /// Records the age of the current replica's data; returns whether to leave it. The agent leaves a

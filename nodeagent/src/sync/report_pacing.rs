@@ -75,11 +75,12 @@ impl ReportPacing {
         let epoch = latest.held.map(|held| held.epoch);
         let steps = self.steps.drain(..);
         let here = steps.filter(|(at, _)| Some(at.epoch) == epoch);
-        let steps = here.map(|(at, since)| pb::Step {
-            revision: at.revision,
-            ago_us: micros(now.saturating_duration_since(since)),
-        });
-        let steps = steps.collect();
+        let steps = here
+            .map(|(at, since)| pb::Step {
+                revision: at.revision,
+                ago_us: micros(now.saturating_duration_since(since)),
+            })
+            .collect();
         (self.due, self.sent_at) = (None, Some(now));
         self.sent = Some(latest.clone());
         steps

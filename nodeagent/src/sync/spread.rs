@@ -53,11 +53,13 @@ impl Look {
         if self.finding.is_none() {
             sleep_until(self.at).await;
         }
-        let found = self.finding.get_or_insert_with(|| {
-            let found = find();
-            Box::pin(async move { timeout(RESOLUTION, found).await.unwrap_or_default() })
-        });
-        let found = found.await;
+        let found = self
+            .finding
+            .get_or_insert_with(|| {
+                let found = find();
+                Box::pin(async move { timeout(RESOLUTION, found).await.unwrap_or_default() })
+            })
+            .await;
         *self = Self::plan();
         found
     }

@@ -101,8 +101,7 @@ async fn status_client(agent: &app::Bound) -> StatusServiceClient<Channel> {
 /// Follows the fleet of a standalone agent until it tells what is wanted.
 async fn announced<T>(agent: &app::Bound, mut wanted: impl FnMut(pb::Fleet) -> Option<T>) -> T {
     let mut client = status_client(agent).await;
-    let watch = client.watch_fleet(pb::GetFleetRequest::default()).await;
-    let mut watch = watch.unwrap().into_inner();
+    let mut watch = client.watch_fleet(pb::GetFleetRequest::default()).await.unwrap().into_inner();
     let announced = async {
         loop {
             let fleet = watch.message().await.unwrap();
@@ -218,8 +217,10 @@ async fn a_standalone_agent_is_in_sync_and_says_so() {
     let report = reported(&agent, in_sync).await;
     assert_eq!((report.counts.services, report.counts.endpoints), (1, 2));
     announced(&agent, |fleet| {
-        let mut nodes = fleet.nodes.iter();
-        nodes.find(|node| node.name == "n1" && node.state() == pb::NodeState::InSync)?;
+        fleet
+            .nodes
+            .iter()
+            .find(|node| node.name == "n1" && node.state() == pb::NodeState::InSync)?;
         Some(())
     })
     .await;
@@ -239,8 +240,10 @@ async fn an_agent_of_no_node_is_not_in_sync() {
     let agent = app::build(config("n1x", source)).await.unwrap();
     let until = async |state: pb::NodeState| {
         announced(&agent, |fleet| {
-            let mut nodes = fleet.nodes.into_iter();
-            let node = nodes.find(|node| node.name == "n1x" && node.state() == state)?;
+            let node = fleet
+                .nodes
+                .into_iter()
+                .find(|node| node.name == "n1x" && node.state() == state)?;
             Some(node.last_error)
         })
         .await
@@ -364,8 +367,8 @@ async fn a_control_plane_may_come_and_go() {
     let plane = Plane::start(folder.path(), address);
     let after = reported(&agent, |report| {
         in_sync(report) && report.held.map(|p| p.epoch) != before.held.map(|p| p.epoch)
-    });
-    let after = after.await;
+    })
+    .await;
     assert_eq!(after.counts, before.counts);
     assert_eq!(after.resume.unwrap().digest, before.resume.unwrap().digest);
     assert_eq!(after.last_sync.unwrap().operations, 0);
@@ -607,8 +610,12 @@ async fn a25_a_taken_port_is_in_the_status_of_the_node() {
     let report = reported(&agent, |report| !report.failures.is_empty()).await;
     assert!(in_sync(&report), "the Service itself is served");
     let failure = announced(&agent, |fleet| {
-        let reports = fleet.nodes.into_iter().filter_map(|node| node.report);
-        reports.flat_map(|report| report.failures).next()
+        fleet
+            .nodes
+            .into_iter()
+            .filter_map(|node| node.report)
+            .flat_map(|report| report.failures)
+            .next()
     })
     .await;
     assert_eq!(failure.key.unwrap().name, "lb");

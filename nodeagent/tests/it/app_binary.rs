@@ -149,15 +149,14 @@ fn i7_a_wrong_file_is_one_line_for_each_problem_and_exit_code_1() {
     ];
     let output = binary(&args).output().unwrap();
     assert_eq!(output.status.code(), Some(1));
-    let expected = [
+    let expected: String = [
         "conntrack.min: \"x\": must be a whole number from -2147483648 to 2147483647",
         "nftables.syncPeriod: -1s: must be greater than 0",
         "oomScoreAdj: 2000: must be from -1000 to 1000",
-    ];
-    let expected: String = expected
-        .iter()
-        .map(|line| format!("kp-nodeagent: {config}: {line}\n"))
-        .collect();
+    ]
+    .iter()
+    .map(|line| format!("kp-nodeagent: {config}: {line}\n"))
+    .collect();
     assert_eq!(stderr(&output), expected);
 }
 
@@ -292,8 +291,10 @@ fn i7_what_a_file_means_is_told_before_it_counts() {
     let (_folder, config, _) = folder("clusterCIDR: 10.0.0.0/8\n");
     let (code, stdout) = check_config(&config);
     assert_eq!(code, Some(2), "{stdout}");
-    let warning = stdout.lines().find(|l| l.starts_with("warning: mode is not set"));
-    let warning = warning.unwrap_or_else(|| panic!("{stdout}"));
+    let warning = stdout
+        .lines()
+        .find(|l| l.starts_with("warning: mode is not set"))
+        .unwrap_or_else(|| panic!("{stdout}"));
     for part in ["No longer served: ", "127.0.0.1", "nodePortAddresses: ["] {
         assert!(warning.contains(part), "{part}: {warning}");
     }

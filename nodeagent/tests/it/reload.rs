@@ -100,8 +100,7 @@ async fn i3_a_config_map_that_changes_is_taken_over_without_a_restart() {
     let (tell, mut reported) = mpsc::unbounded_channel();
     let side = move |_| Box::new(Reported(tell.clone(), Noop::default())) as Box<dyn Side>;
     let open = || Ok(noop::open_with(side));
-    let agent = app::build_with(config(&map, manifests.path()), open);
-    let agent = agent.await.unwrap();
+    let agent = app::build_with(config(&map, manifests.path()), open).await.unwrap();
     let mut configuration = agent.configuration();
     assert!(!pods(&mut reported, "10.0.0.0/8").await.unmasqueraded_sources.is_empty());
 
@@ -114,8 +113,7 @@ async fn i3_a_config_map_that_changes_is_taken_over_without_a_restart() {
     let plan = pods(&mut reported, "11.0.0.0/8").await;
     assert_eq!(plan.unmasqueraded_sources, [], "A17: masqueradeAll");
     let changed = configuration.wait_for(|now| now.nftables.masquerade_all);
-    let now = tokio::time::timeout(DEADLINE, changed).await.unwrap();
-    let now = now.unwrap().clone();
+    let now = tokio::time::timeout(DEADLINE, changed).await.unwrap().unwrap().clone();
     assert_eq!(now.nftables.masquerade_bit, 14, "needs a restart");
     assert_eq!(now.cluster_cidr, "11.0.0.0/8");
 

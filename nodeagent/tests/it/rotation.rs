@@ -108,8 +108,9 @@ impl Plane {
             }),
             identity,
             ..control_plane::Config::new(control_plane::Origin::Manifests(manifests.clone()))
-        });
-        let bound = bound.await.unwrap();
+        })
+        .await
+        .unwrap();
         let changing = manifests.clone();
         let changes = tokio::spawn(async move {
             for number in (2..=250).cycle() {
@@ -140,9 +141,13 @@ impl Plane {
 
     /// Returns the number of refusals of agents.
     fn refusals(&self) -> u64 {
-        let all = self.bound.authenticator().refusals().into_iter();
-        let agents = all.filter(|(port, ..)| *port == Port::Agents);
-        agents.map(|(.., count)| count).sum()
+        self.bound
+            .authenticator()
+            .refusals()
+            .into_iter()
+            .filter(|(port, ..)| *port == Port::Agents)
+            .map(|(.., count)| count)
+            .sum()
     }
 
     /// Stops the changes, and wants the agents to hold the last of them.
@@ -158,8 +163,9 @@ impl Plane {
         for agent in agents {
             let mut reports = agent.reports();
             let held = reports.wait_for(|report| {
-                let applied = report.applied.filter(|applied| applied.revision == revision);
-                applied.is_some() && report.applied == report.held && report.failures.is_empty()
+                report.applied.filter(|applied| applied.revision == revision).is_some()
+                    && report.applied == report.held
+                    && report.failures.is_empty()
             });
             timeout(DEADLINE, held).await.unwrap().unwrap();
         }
@@ -512,10 +518,12 @@ async fn every_certificate_may_be_replaced_while_agents_work() {
 
 /// The tokens and the rights of the callers: those of before, those of afterwards, or both.
 fn tokens(of: &[u8]) -> String {
-    let lines = of.iter().map(|number| {
-        format!("agent-{number},system:node:n1,1,system:nodes\nalice-{number},alice,2,\n")
-    });
-    lines.collect::<String>() + "n9,system:node:n9,3,system:nodes\nbob,bob,4,\n"
+    of.iter()
+        .map(|number| {
+            format!("agent-{number},system:node:n1,1,system:nodes\nalice-{number},alice,2,\n")
+        })
+        .collect::<String>()
+        + "n9,system:node:n9,3,system:nodes\nbob,bob,4,\n"
 }
 
 fn rights(of: &str) -> String {

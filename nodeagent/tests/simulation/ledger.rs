@@ -265,8 +265,10 @@ fn missing(view: &View, truth: &Truth) -> BTreeSet<u8> {
     let there = truth.at(versions.min().unwrap_or_default());
     let serving = |objects| {
         let side: Side = expected(objects, u8::MAX, Family::V4);
-        let serving = side.iter().filter(|(_, entry)| entry.serves());
-        serving.map(|((service, _), _)| *service).collect::<BTreeSet<_>>()
+        side.iter()
+            .filter(|(_, entry)| entry.serves())
+            .map(|((service, _), _)| *service)
+            .collect::<BTreeSet<_>>()
     };
     let now = serving(truth.now());
     let (there, has) = (serving(&there), serving(&view.objects));

@@ -40,8 +40,7 @@ pub(crate) struct Place {
 impl Entry {
     /// Returns whether packets reach an endpoint somewhere.
     pub(crate) fn serves(&self) -> bool {
-        let mut places = self.places.iter();
-        places.any(|(_, place)| {
+        self.places.iter().any(|(_, place)| {
             !place.endpoints.is_empty() || place.inside.as_ref().is_some_and(|i| !i.is_empty())
         })
     }
@@ -50,8 +49,9 @@ impl Entry {
     /// lead to the endpoints on the node now.
     pub(crate) fn keeps_endpoints(&self, other: &Self) -> bool {
         let places = |entry: &Self| -> BTreeSet<SocketAddr> {
-            let places = entry.places.iter();
-            places
+            entry
+                .places
+                .iter()
                 .flat_map(|(_, place)| place.endpoints.iter().chain(place.inside.iter().flatten()))
                 .copied()
                 .collect()
@@ -83,15 +83,18 @@ pub(crate) fn planned(plan: &ServicePlan) -> Entry {
         all.sort_unstable();
         all
     };
-    let places = plan.frontends.iter().map(|frontend| {
-        let place = Place {
-            endpoints: all(&frontend.endpoints),
-            inside: frontend.inside.as_deref().map(all),
-            unserved: frontend.unserved,
-        };
-        (frontend.at, place)
-    });
-    let mut places: Vec<_> = places.collect();
+    let mut places: Vec<_> = plan
+        .frontends
+        .iter()
+        .map(|frontend| {
+            let place = Place {
+                endpoints: all(&frontend.endpoints),
+                inside: frontend.inside.as_deref().map(all),
+                unserved: frontend.unserved,
+            };
+            (frontend.at, place)
+        })
+        .collect();
     places.sort_unstable_by_key(|(at, _)| *at);
     Entry {
         places,
@@ -129,13 +132,14 @@ pub(crate) fn expected(objects: &Objects, node: u8, family: Family) -> Side {
 }
 
 fn pods_of(objects: &Objects, service: u8, family: Family) -> Vec<Pod> {
-    let slices = (0..SLICES).filter(|number| slice_family(*number) == family);
-    let slices = slices.filter_map(|number| objects.get(&Id::Slice(service, number)));
-    let pods = slices.flat_map(|(_, object)| match &**object {
-        Object::Slice(pods) => pods.clone(),
-        Object::Service(_) | Object::Node { .. } => Vec::new(),
-    });
-    pods.collect()
+    (0..SLICES)
+        .filter(|number| slice_family(*number) == family)
+        .filter_map(|number| objects.get(&Id::Slice(service, number)))
+        .flat_map(|(_, object)| match &**object {
+            Object::Slice(pods) => pods.clone(),
+            Object::Service(_) | Object::Node { .. } => Vec::new(),
+        })
+        .collect()
 }
 
 /// A port of a Service.
@@ -199,8 +203,10 @@ impl Port {
 /// Returns the ready pods, or those that drain if none is ready.
 fn preferred(pods: &[Pod]) -> Vec<Pod> {
     let of = |condition| {
-        let those = pods.iter().filter(move |pod| pod.condition == condition);
-        those.copied().collect::<Vec<_>>()
+        pods.iter()
+            .filter(move |pod| pod.condition == condition)
+            .copied()
+            .collect::<Vec<_>>()
     };
     let ready = of(Condition::Ready);
     if ready.is_empty() { of(Condition::Draining) } else { ready }

@@ -150,8 +150,8 @@ fn play(plan: &Plan, reported: bool) -> Played {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_time()
         .start_paused(true)
-        .build();
-    let runtime = runtime.unwrap();
+        .build()
+        .unwrap();
     let played = catch_unwind(AssertUnwindSafe(|| {
         runtime.block_on(async {
             let mut world = World::new(plan, reported);

@@ -326,17 +326,20 @@ impl View {
 
     fn with_endpoints(&self) -> BTreeSet<u8> {
         let has = |number: u8, dual: bool| {
-            let slices = (0..SLICES).filter(|slice| dual || *slice != SLICE_V6);
-            let mut slices = slices.filter_map(|slice| self.objects.get(&Id::Slice(number, slice)));
-            slices.any(|(_, object)| has_pods(object))
+            (0..SLICES)
+                .filter(|slice| dual || *slice != SLICE_V6)
+                .filter_map(|slice| self.objects.get(&Id::Slice(number, slice)))
+                .any(|(_, object)| has_pods(object))
         };
-        let services = self.objects.iter().filter_map(|(id, (_, object))| match (id, &**object) {
-            (Id::Service(number), Object::Service(service)) => {
-                has(*number, service.dual).then_some(*number)
-            }
-            _ => None,
-        });
-        services.collect()
+        self.objects
+            .iter()
+            .filter_map(|(id, (_, object))| match (id, &**object) {
+                (Id::Service(number), Object::Service(service)) => {
+                    has(*number, service.dual).then_some(*number)
+                }
+                _ => None,
+            })
+            .collect()
     }
 
     fn is_cliff(&self, unnamed: &BTreeSet<Id>, all: usize, served: &BTreeSet<u8>) -> bool {
@@ -356,8 +359,7 @@ impl View {
             })
             .collect();
         let left = |number: u8| {
-            let mut others = (0..SLICES).map(|slice| Id::Slice(number, slice));
-            others.any(|id| {
+            (0..SLICES).map(|slice| Id::Slice(number, slice)).any(|id| {
                 let stays = !unnamed.contains(&id) && !self.held.contains(&id);
                 stays && self.objects.get(&id).is_some_and(|(_, object)| has_pods(object))
             })

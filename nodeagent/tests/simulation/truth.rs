@@ -117,8 +117,10 @@ impl Truth {
 
     /// Returns the changes of a kind after a version, oldest first.
     pub(crate) fn after(&self, kind: Kind, version: u64) -> impl Iterator<Item = &Change> {
-        let new = self.changes.iter().filter(move |c| c.version > version);
-        new.filter(move |change| change.id.kind() == kind)
+        self.changes
+            .iter()
+            .filter(move |c| c.version > version)
+            .filter(move |change| change.id.kind() == kind)
     }
 }
 
@@ -223,8 +225,11 @@ impl Service {
 
     fn to_kubernetes(self, number: u8) -> k8s::Service {
         let policy = |local: bool| Some(if local { "Local" } else { "Cluster" }.to_owned());
-        let ips = self.families().iter().map(|family| service_ip(number, *family).to_string());
-        let ips: Vec<String> = ips.collect();
+        let ips: Vec<String> = self
+            .families()
+            .iter()
+            .map(|family| service_ip(number, *family).to_string())
+            .collect();
         let ports =
             self.ports()
                 .iter()
@@ -259,18 +264,19 @@ impl Pod {
         let mut dice = Dice::new(seed);
         let hinted = dice.one_in(3);
         let count = if dice.one_in(8) { 0 } else { 1 + dice.small(3) };
-        let pods = (0..count).map(|_| Self {
-            // No pod is in two slices.
-            number: 16 * slice + dice.small(16),
-            node: dice.small(nodes),
-            condition: match dice.below(8) {
-                0 => Condition::Draining,
-                1 => Condition::Starting,
-                _ => Condition::Ready,
-            },
-            zone: hinted.then(|| dice.small(2)),
-        });
-        let mut pods: Vec<_> = pods.collect();
+        let mut pods: Vec<_> = (0..count)
+            .map(|_| Self {
+                // No pod is in two slices.
+                number: 16 * slice + dice.small(16),
+                node: dice.small(nodes),
+                condition: match dice.below(8) {
+                    0 => Condition::Draining,
+                    1 => Condition::Starting,
+                    _ => Condition::Ready,
+                },
+                zone: hinted.then(|| dice.small(2)),
+            })
+            .collect();
         pods.sort_by_key(|pod| pod.number);
         pods.dedup_by_key(|pod| pod.number);
         pods

@@ -159,10 +159,11 @@ impl Transport for Wire {
         tokio::spawn(stream.clone().carry_up(messages, body));
         let body = StreamBody::new(ReceiverStream::new(requests));
         let messages = Messages::new(body);
-        let frames = listener.server.sync(Request::new(messages)).await;
-        let frames = frames.map_err(|status| OpenError::Refused {
-            address: replica.to_string(),
-            status: Box::new(status),
+        let frames = listener.server.sync(Request::new(messages)).await.map_err(|status| {
+            OpenError::Refused {
+                address: replica.to_string(),
+                status: Box::new(status),
+            }
         })?;
         let (answers, inbox) = mpsc::channel(1);
         tokio::spawn(stream.carry_down(frames, answers));

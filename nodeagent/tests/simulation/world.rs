@@ -88,9 +88,9 @@ impl World {
     /// Waits until all agents have reached the newest state.
     async fn settle(&mut self) -> Duration {
         let nodes = 0..self.nodes;
-        let wanted =
-            nodes.map(|node| Family::ALL.map(|family| expected(self.truth.now(), node, family)));
-        let wanted: Vec<_> = wanted.collect();
+        let wanted: Vec<_> = nodes
+            .map(|node| Family::ALL.map(|family| expected(self.truth.now(), node, family)))
+            .collect();
         let began = Instant::now();
         loop {
             let lag = self
@@ -362,8 +362,8 @@ impl World {
         let record = replica.hub.agents().record(&node);
         let known = record
             .filter(|record| record.connected)
-            .and_then(|record| record.report.clone());
-        let known = known.map(|report| report.applied_revision);
+            .and_then(|record| record.report.clone())
+            .map(|report| report.applied_revision);
         if applied.revision != head || known != Some(head) {
             return Some(format!(
                 "{node} has applied revision {} of {head}, and its replica knows of {known:?}",

@@ -63,8 +63,7 @@ impl Affinity {
         &self,
         now: Instant,
     ) -> impl Iterator<Item = (IpAddr, EndpointAddr, Duration)> {
-        let all = self.young.iter().chain(&self.old);
-        all.filter_map(move |(client, found)| {
+        self.young.iter().chain(&self.old).filter_map(move |(client, found)| {
             let left = self.timeout.checked_sub(now.duration_since(found.at))?;
             Some((*client, found.endpoint, left))
         })

@@ -205,13 +205,14 @@ fn datagrams(at: SocketAddr) -> io::Result<Socket> {
 
 /// Opens sockets for answers. Each is connected to itself, so that no client's datagram reaches it.
 fn answers(at: SocketAddr, count: usize) -> io::Result<Vec<OwnedFd>> {
-    let sockets = (0..count).map(|_| {
-        let socket = datagrams(at)?;
-        socket.bind(&at.into())?;
-        socket.connect(&at.into())?;
-        Ok(OwnedFd::from(socket))
-    });
-    sockets.collect()
+    (0..count)
+        .map(|_| {
+            let socket = datagrams(at)?;
+            socket.bind(&at.into())?;
+            socket.connect(&at.into())?;
+            Ok(OwnedFd::from(socket))
+        })
+        .collect()
 }
 
 /// Returns when the kernel asks an end that is silent whether it is still there, and ends the connection if it is not:

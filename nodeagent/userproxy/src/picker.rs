@@ -186,9 +186,11 @@ impl Picker {
 
     /// Returns the endpoint that is avoided for the shortest time.
     fn last_resort(&self, pool: Pool, tried: &[EndpointAddr]) -> Option<usize> {
-        let places = self.pools[pool as usize].iter().copied();
-        let untried = places.filter(|place| !tried.contains(&self.members[*place].addr));
-        untried.min_by_key(|place| self.members[*place].health.avoided_until())
+        self.pools[pool as usize]
+            .iter()
+            .copied()
+            .filter(|place| !tried.contains(&self.members[*place].addr))
+            .min_by_key(|place| self.members[*place].health.avoided_until())
     }
 
     /// Records a connection to an endpoint.
@@ -228,8 +230,8 @@ impl Picker {
 
     /// Returns the endpoints that new connections avoid, or avoided within the last minute without a success since.
     pub(crate) fn avoided_lately(&self, now: Instant) -> impl Iterator<Item = EndpointAddr> {
-        let members = self.members.iter();
-        members
+        self.members
+            .iter()
             .filter(move |member| member.health.was_avoided_lately(now))
             .map(|member| member.addr)
     }

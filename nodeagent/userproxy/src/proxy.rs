@@ -126,8 +126,7 @@ impl Proxy {
 
     /// Returns whether each thread came to its work within a time.
     pub fn is_alive(&self, within: Duration) -> bool {
-        let mut inboxes = self.shared.inboxes.iter();
-        inboxes.all(|inbox| inbox.is_alive(within))
+        self.shared.inboxes.iter().all(|inbox| inbox.is_alive(within))
     }
 
     /// Returns whether there is room for further connections and flows of all Services: a sixteenth is free of each.
@@ -230,8 +229,10 @@ fn start(shared: Arc<Shared>, index: usize) -> Result<JoinHandle<()>, StartError
             tracing::error!(%error, "a thread of the userspace proxy ended: it cannot wait for events");
         }
     };
-    let thread = std::thread::Builder::new().name(format!("proxy-{index}"));
-    let thread = thread.spawn(work).map_err(StartError::Thread)?;
+    let thread = std::thread::Builder::new()
+        .name(format!("proxy-{index}"))
+        .spawn(work)
+        .map_err(StartError::Thread)?;
     let outcome = outcome.recv().unwrap_or_else(|_| Err(io::Error::other("the thread panicked")));
     outcome.map_err(StartError::Parts)?;
     Ok(thread)

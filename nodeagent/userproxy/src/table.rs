@@ -235,16 +235,18 @@ impl Table {
     pub fn limited(&self) -> Vec<(ServiceKey, u64)> {
         let ports = read(&self.ports);
         let refused = |entry: &Entry| entry.port.counts().failed[Failure::Limit as usize];
-        let all = ports.iter().map(|(key, entry)| (key, refused(entry)));
-        let some = all.filter(|(_, count)| *count > 0);
-        some.map(|(key, count)| (key.clone(), count)).collect()
+        ports
+            .iter()
+            .map(|(key, entry)| (key, refused(entry)))
+            .filter(|(_, count)| *count > 0)
+            .map(|(key, count)| (key.clone(), count))
+            .collect()
     }
 
     /// Returns the counts of at most `most` ServicePorts that are to be listed, in the order of their names.
     pub fn listed(&self, most: usize) -> Vec<(ServiceKey, Counts)> {
         let ports = read(&self.ports);
-        let listed = ports.iter().filter(|(_, entry)| entry.is_listed);
-        let mut listed: Vec<_> = listed.collect();
+        let mut listed: Vec<_> = ports.iter().filter(|(_, entry)| entry.is_listed).collect();
         listed.sort_unstable_by_key(|(key, _)| *key);
         let counts = |(key, entry): (&ServiceKey, &Entry)| (key.clone(), entry.port.counts());
         listed.into_iter().take(most).map(counts).collect()

@@ -153,8 +153,10 @@ impl Worker {
             self.core.timers.next(),
             self.flows.next(&self.core),
             self.paused_until,
-        ];
-        let due = due.into_iter().flatten().min()?;
+        ]
+        .into_iter()
+        .flatten()
+        .min()?;
         Some(due.saturating_duration_since(Instant::now()))
     }
 

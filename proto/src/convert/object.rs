@@ -280,8 +280,10 @@ impl TryFrom<pb::NodeConfig> for NodeFacts {
 
     fn try_from(wire: pb::NodeConfig) -> Result<Self, ConvertError> {
         let cidrs = |field, cidrs: &[pb::Cidr]| {
-            let parsed = cidrs.iter().map(|cidr| cidr_from_wire(field, cidr));
-            parsed.collect::<Result<Vec<_>, _>>()
+            cidrs
+                .iter()
+                .map(|cidr| cidr_from_wire(field, cidr))
+                .collect::<Result<Vec<_>, _>>()
         };
         let addresses = wire.addresses.iter().map(|ip| unpack_ip("addresses", ip));
         Ok(Self {

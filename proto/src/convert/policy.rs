@@ -207,27 +207,34 @@ impl From<&NamedPort> for pb::NamedPort {
 }
 
 fn named_ports(wire: Vec<pb::NamedPort>) -> Result<Vec<NamedPort>, ConvertError> {
-    let ports = wire.into_iter().map(|wire| {
-        Ok(NamedPort {
-            name: shared(&wire.name),
-            protocol: protocol(wire.protocol)?,
-            port: port("port", wire.port)?,
+    let mut ports = wire
+        .into_iter()
+        .map(|wire| {
+            Ok(NamedPort {
+                name: shared(&wire.name),
+                protocol: protocol(wire.protocol)?,
+                port: port("port", wire.port)?,
+            })
         })
-    });
-    let mut ports = ports.collect::<Result<Vec<_>, ConvertError>>()?;
+        .collect::<Result<Vec<_>, ConvertError>>()?;
     ports.sort_unstable();
     ports.dedup();
     Ok(ports)
 }
 
 fn local_pod(wire: pb::PolicyPod) -> Result<LocalPod, ConvertError> {
-    let addresses = wire.addresses.iter().map(|ip| unpack_ip("addresses", ip));
-    let mut addresses = addresses.collect::<Result<Vec<IpAddr>, _>>()?;
+    let mut addresses = wire
+        .addresses
+        .iter()
+        .map(|ip| unpack_ip("addresses", ip))
+        .collect::<Result<Vec<IpAddr>, _>>()?;
     addresses.sort_unstable();
     addresses.dedup();
-    let policies = wire.policies.into_iter();
-    let policies = policies.map(|policy| name("policies", Some(policy)));
-    let mut policies = policies.collect::<Result<Vec<_>, _>>()?;
+    let mut policies = wire
+        .policies
+        .into_iter()
+        .map(|policy| name("policies", Some(policy)))
+        .collect::<Result<Vec<_>, _>>()?;
     policies.sort_unstable();
     policies.dedup();
     Ok(LocalPod {
@@ -257,8 +264,9 @@ impl TryFrom<pb::Policy> for Policy {
 
     fn try_from(wire: pb::Policy) -> Result<Self, ConvertError> {
         let rules = |rules: Option<pb::PolicyRules>| {
-            let rules = rules.map(|rules| rules.rules.into_iter().map(TryInto::try_into).collect());
-            rules.transpose()
+            rules
+                .map(|rules| rules.rules.into_iter().map(TryInto::try_into).collect())
+                .transpose()
         };
         Ok(Self {
             name: name("name", wire.name)?,
@@ -293,8 +301,7 @@ impl TryFrom<pb::PolicyRule> for PolicyRule {
         let block = |block: pb::PolicyBlock| {
             let missing = || ConvertError::new("range", "missing");
             let range = block.range.as_ref().ok_or_else(missing)?;
-            let except = block.except.iter();
-            let except = except.map(|range| cidr_from_wire("except", range));
+            let except = block.except.iter().map(|range| cidr_from_wire("except", range));
             Ok::<_, ConvertError>(Block {
                 range: cidr_from_wire("range", range)?,
                 except: except.collect::<Result<_, _>>()?,

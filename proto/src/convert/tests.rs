@@ -160,21 +160,21 @@ fn any_rules() -> impl Strategy<Value = Option<Vec<PolicyRule>>> {
     let block = (
         any_cidr(Family::V4),
         prop::collection::vec(any_cidr(Family::V4), 0..3),
-    );
-    let block = block.prop_map(|(range, except)| Block { range, except });
+    )
+        .prop_map(|(range, except)| Block { range, except });
     let peers = (
         prop::collection::btree_set(id, 0..3),
         prop::collection::vec(block, 0..3),
-    );
-    let peers = peers.prop_map(|(groups, blocks)| Peers {
-        groups: groups.into_iter().collect(),
-        blocks,
-    });
+    )
+        .prop_map(|(groups, blocks)| Peers {
+            groups: groups.into_iter().collect(),
+            blocks,
+        });
     let rule = (
         prop::option::of(peers),
         prop::option::of(prop::collection::vec(port, 0..4)),
-    );
-    let rule = rule.prop_map(|(peers, ports)| PolicyRule { peers, ports });
+    )
+        .prop_map(|(peers, ports)| PolicyRule { peers, ports });
     prop::option::of(prop::collection::vec(rule, 0..3))
 }
 
@@ -193,8 +193,8 @@ fn any_decisions() -> impl Strategy<Value = Decisions> {
         let rows = places.zip(rows).map(|((direction, tier), (rest, ports, peers))| {
             // One range of a protocol, so that they cannot overlap.
             let ports: BTreeMap<_, _> = ports.into_iter().map(|port| (port.0, port)).collect();
-            let ranges = ports.into_values();
-            let ranges = ranges.map(|(p, a, b, action)| (p, a.min(b), a.max(b), action));
+            let ranges =
+                ports.into_values().map(|(p, a, b, action)| (p, a.min(b), a.max(b), action));
             let id = |rest: [u8; 15]| {
                 let mut id = [part; 16];
                 id[1..].copy_from_slice(&rest);

@@ -84,8 +84,7 @@ impl From<&Decisions> for pb::TierDecisions {
 pub(super) fn decisions(wire: &pb::TierDecisions) -> Result<Decisions, ConvertError> {
     let wrong = |_| ConvertError::new("part", format!("{} is above 255", wire.part));
     let part = u8::try_from(wire.part).map_err(wrong)?;
-    let rows = wire.rows.iter().map(row);
-    let rows = rows.collect::<Result<Vec<_>, _>>()?;
+    let rows = wire.rows.iter().map(row).collect::<Result<Vec<_>, _>>()?;
     let mut decided = HashSet::new();
     for row in &rows {
         for peer in &row.peers {
@@ -103,16 +102,19 @@ pub(super) fn decisions(wire: &pb::TierDecisions) -> Result<Decisions, ConvertEr
 }
 
 fn row(wire: &pb::TierRow) -> Result<DecisionRow, ConvertError> {
-    let ranges = wire.ports.iter().map(|wire| {
-        let number = |port: u32| u16::try_from(port).ok();
-        let bounds = number(wire.first).zip(number(wire.last));
-        let (first, last) = bounds
-            .filter(|(first, last)| first <= last)
-            .ok_or_else(|| ConvertError::new("ports", "no range"))?;
-        let protocol = protocol(wire.protocol)?;
-        Ok((protocol, first, last, from_wire(wire.action())?))
-    });
-    let ranges = ranges.collect::<Result<Vec<PortAction>, ConvertError>>()?;
+    let ranges = wire
+        .ports
+        .iter()
+        .map(|wire| {
+            let number = |port: u32| u16::try_from(port).ok();
+            let bounds = number(wire.first).zip(number(wire.last));
+            let (first, last) = bounds
+                .filter(|(first, last)| first <= last)
+                .ok_or_else(|| ConvertError::new("ports", "no range"))?;
+            let protocol = protocol(wire.protocol)?;
+            Ok((protocol, first, last, from_wire(wire.action())?))
+        })
+        .collect::<Result<Vec<PortAction>, ConvertError>>()?;
     let overlap = |pair: &[PortAction]| match pair {
         [(a, _, last, _), (b, first, ..)] => a > b || (a == b && first <= last),
         _ => false,

@@ -189,26 +189,34 @@ impl Item<'_> {
         match &self.kind {
             Kind::Message(message) if message.field.is_empty() => "No fields.\n".to_owned(),
             Kind::Message(message) => {
-                let rows = message.field.iter().enumerate().map(|(n, field)| {
-                    let oneof = match (field.proto3_optional(), field.oneof_index) {
-                        (false, Some(_)) => "One of these. ",
-                        _ => "",
-                    };
-                    let comment = cell(&self.comments.at(&[2, index(n)]));
-                    let (name, number) = (field.name(), field.number());
-                    let text = format!("{oneof}{comment}");
-                    let text = text.trim();
-                    format!("| {number} | `{name}` | {} | {text} |\n", field_type(field))
-                });
-                let rows: String = rows.collect();
+                let rows: String = message
+                    .field
+                    .iter()
+                    .enumerate()
+                    .map(|(n, field)| {
+                        let oneof = match (field.proto3_optional(), field.oneof_index) {
+                            (false, Some(_)) => "One of these. ",
+                            _ => "",
+                        };
+                        let comment = cell(&self.comments.at(&[2, index(n)]));
+                        let (name, number) = (field.name(), field.number());
+                        let text = format!("{oneof}{comment}");
+                        let text = text.trim();
+                        format!("| {number} | `{name}` | {} | {text} |\n", field_type(field))
+                    })
+                    .collect();
                 format!("| number | field | type | meaning |\n|---|---|---|---|\n{rows}")
             }
             Kind::Enum(of) => {
-                let rows = of.value.iter().enumerate().map(|(n, value)| {
-                    let comment = cell(&self.comments.at(&[2, index(n)]));
-                    format!("| {} | `{}` | {comment} |\n", value.number(), value.name())
-                });
-                let rows: String = rows.collect();
+                let rows: String = of
+                    .value
+                    .iter()
+                    .enumerate()
+                    .map(|(n, value)| {
+                        let comment = cell(&self.comments.at(&[2, index(n)]));
+                        format!("| {} | `{}` | {comment} |\n", value.number(), value.name())
+                    })
+                    .collect();
                 format!("| number | value | meaning |\n|---|---|---|\n{rows}")
             }
         }
@@ -220,8 +228,10 @@ impl Item<'_> {
             Kind::Message(message) => &message.field,
             Kind::Enum(_) => &[],
         };
-        let types = fields.iter().map(FieldDescriptorProto::type_name);
-        types.filter(|name| !name.is_empty())
+        fields
+            .iter()
+            .map(FieldDescriptorProto::type_name)
+            .filter(|name| !name.is_empty())
     }
 }
 
@@ -230,10 +240,8 @@ fn page(set: &FileDescriptorSet) -> String {
     let mut out = HEAD.to_owned();
     let mut wanted = VecDeque::new();
     for name in PUBLIC {
-        let files = set.file.iter();
-        let mut services = files.flat_map(|file| {
-            let services = file.service.iter().enumerate();
-            services.map(move |(n, service)| (file, n, service))
+        let mut services = set.file.iter().flat_map(|file| {
+            file.service.iter().enumerate().map(move |(n, service)| (file, n, service))
         });
         let (file, n, service) = services.find(|(_, _, of)| of.name() == name).unwrap();
         let path = vec![6, index(n)];

@@ -104,12 +104,14 @@ fn enum_facts(name: &str, of: &EnumDescriptorProto, facts: &mut Facts) {
 
 /// Returns what the newer one breaks.
 fn breaks(released: &Facts, now: &Facts) -> Vec<String> {
-    let differ = released.iter().filter(|(name, fact)| now.get(*name) != Some(*fact));
-    let told = differ.map(|(name, fact)| match now.get(name) {
-        Some(now) => format!("{name}: was \"{fact}\", is \"{now}\""),
-        None => format!("{name}: was \"{fact}\", is gone"),
-    });
-    told.collect()
+    released
+        .iter()
+        .filter(|(name, fact)| now.get(*name) != Some(*fact))
+        .map(|(name, fact)| match now.get(name) {
+            Some(now) => format!("{name}: was \"{fact}\", is \"{now}\""),
+            None => format!("{name}: was \"{fact}\", is gone"),
+        })
+        .collect()
 }
 
 fn present() -> FileDescriptorSet {
@@ -150,9 +152,11 @@ fn broken_by(change: impl FnOnce(&mut FileDescriptorSet)) -> Vec<String> {
 }
 
 fn message<'a>(set: &'a mut FileDescriptorSet, name: &str) -> &'a mut DescriptorProto {
-    let files = set.file.iter_mut();
-    let mut messages = files.flat_map(|file| &mut file.message_type);
-    messages.find(|message| message.name() == name).unwrap()
+    set.file
+        .iter_mut()
+        .flat_map(|file| &mut file.message_type)
+        .find(|message| message.name() == name)
+        .unwrap()
 }
 
 #[test]

@@ -89,8 +89,9 @@ const OPTIONS: [&str; 15] = [
 /// The browser is missing.
 pub fn need() -> Result<()> {
     let (program, package) = PROGRAM;
-    let found = privilege::is_on_path(program).then_some(());
-    let found = found.with_context(|| format!("{program} is missing: apt-get install {package}"));
+    let found = privilege::is_on_path(program)
+        .then_some(())
+        .with_context(|| format!("{program} is missing: apt-get install {package}"));
     privilege::needed(found)
 }
 

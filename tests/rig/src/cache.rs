@@ -28,8 +28,10 @@ const SHOWN: usize = 12;
 pub(crate) fn folder(part: &str) -> Result<PathBuf> {
     let cache = env::var_os("XDG_CACHE_HOME").map(PathBuf::from);
     let home = || env::var_os("HOME").map(|home| Path::new(&home).join(".cache"));
-    let cache = cache.filter(|path| path.is_absolute()).or_else(home);
-    let cache = cache.context("neither XDG_CACHE_HOME nor HOME is set")?;
+    let cache = cache
+        .filter(|path| path.is_absolute())
+        .or_else(home)
+        .context("neither XDG_CACHE_HOME nor HOME is set")?;
     let folder = cache.join("kplane").join(part);
     fs::create_dir_all(&folder).with_context(|| format!("create {}", folder.display()))?;
     fs::canonicalize(&folder).with_context(|| folder.display().to_string())

@@ -105,8 +105,10 @@ impl Cluster {
         let (folder, temporary) = match &options.folder {
             Some(folder) => (folder.clone(), None),
             None => {
-                let made = tempfile::Builder::new().prefix("kplane-cluster-").tempdir();
-                let made = made.context("make a temporary folder")?;
+                let made = tempfile::Builder::new()
+                    .prefix("kplane-cluster-")
+                    .tempdir()
+                    .context("make a temporary folder")?;
                 (made.path().to_owned(), Some(made))
             }
         };
@@ -369,8 +371,7 @@ impl Cluster {
     /// start.
     fn wait_ready(&self) -> Result<()> {
         let mut running = self.running();
-        let process = running.apiserver.as_mut();
-        let process = process.context("kube-apiserver does not run")?;
+        let process = running.apiserver.as_mut().context("kube-apiserver does not run")?;
         ready(process, "kube-apiserver", &self.files, || {
             self.api.text("/readyz")?;
             let own = self.api.get("Service", "default/kubernetes")?;

@@ -21,8 +21,7 @@ pub fn unpacked(packages: &[&str]) -> Result<PathBuf> {
     let folder = cache::folder(cache::CLUSTER)?.join(name);
     cache::made(&folder, |fresh| {
         eprintln!("fetching {}", versions.join(", "));
-        let mut all = packages.iter();
-        all.try_for_each(|package| unpack(package, fresh).map(drop))
+        packages.iter().try_for_each(|package| unpack(package, fresh).map(drop))
     })?;
     Ok(folder)
 }

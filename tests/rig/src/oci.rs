@@ -73,9 +73,11 @@ impl Image {
     /// The archive cannot be made.
     pub fn archive(&self) -> Result<(Vec<u8>, Digest)> {
         let mut blobs = Blobs::default();
-        let layers =
-            self.layers.iter().map(|layer| blobs.add(layer.media_type, layer.bytes.clone()));
-        let layers: Vec<Value> = layers.collect();
+        let layers: Vec<Value> = self
+            .layers
+            .iter()
+            .map(|layer| blobs.add(layer.media_type, layer.bytes.clone()))
+            .collect();
         let config = blobs.add(CONFIG, serde_json::to_vec(&self.config())?);
         let manifest = serde_json::to_vec(&json!({
             "schemaVersion": 2,
@@ -145,12 +147,14 @@ pub fn libraries(program: &Path) -> Vec<PathBuf> {
     ldd.arg(program);
     // ldd fails for a static program.
     let text = output(ldd).unwrap_or_default();
-    let words = text.lines().filter_map(|line| {
-        let (path, _) = line.split_once(" (0x")?;
-        path.split_whitespace().next_back()
-    });
-    let paths = words.filter(|word| word.starts_with('/'));
-    paths.map(PathBuf::from).collect()
+    text.lines()
+        .filter_map(|line| {
+            let (path, _) = line.split_once(" (0x")?;
+            path.split_whitespace().next_back()
+        })
+        .filter(|word| word.starts_with('/'))
+        .map(PathBuf::from)
+        .collect()
 }
 
 #[cfg(test)]

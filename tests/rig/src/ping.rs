@@ -55,8 +55,8 @@ impl Ping {
             .context("send an echo request")?;
         let until = Instant::now() + timeout;
         loop {
-            let left = until.saturating_duration_since(Instant::now());
-            let left = left.max(Duration::from_millis(1));
+            let left =
+                until.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
             self.socket.set_read_timeout(Some(left))?;
             let mut reply = [0_u8; 8];
 

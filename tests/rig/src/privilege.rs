@@ -34,8 +34,9 @@ pub fn require_tool(name: &str) -> Result<bool> {
 }
 
 fn tool(name: &str) -> Result<()> {
-    let found = is_on_path(name).then_some(());
-    found.with_context(|| format!("{name} is not on the PATH"))
+    is_on_path(name)
+        .then_some(())
+        .with_context(|| format!("{name} is not on the PATH"))
 }
 
 /// Returns whether a command ends well, which shows that `what` is installed; use like [`require_netns`].
@@ -46,8 +47,7 @@ pub fn require_command(command: &mut Command, what: &str) -> Result<bool> {
     let output = command.output();
     let ends_well = output.is_ok_and(|output| output.status.success());
     let found = ends_well.then_some(());
-    let found = available(found.with_context(|| format!("{what} cannot be used")))?;
-    Ok(found.is_some())
+    Ok(available(found.with_context(|| format!("{what} cannot be used")))?.is_some())
 }
 
 /// Returns whether a program is on the `PATH`.

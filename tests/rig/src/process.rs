@@ -105,8 +105,11 @@ pub fn logging(program: &Path, log: &Path) -> Result<Command> {
 /// # Errors
 /// The file could not be opened.
 pub(crate) fn append(command: &mut Command, log: &Path) -> Result<()> {
-    let file = File::options().create(true).append(true).open(log);
-    let file = file.with_context(|| format!("open {}", log.display()))?;
+    let file = File::options()
+        .create(true)
+        .append(true)
+        .open(log)
+        .with_context(|| format!("open {}", log.display()))?;
     command.stdin(Stdio::null()).stdout(file.try_clone()?).stderr(file);
     Ok(())
 }

@@ -246,12 +246,12 @@ impl RealCluster {
     /// # Errors
     /// The Pod does not run.
     pub fn pod_ns(&self, pod: &str) -> Result<NetNs> {
-        let object = self.api().get("Pod", pod)?;
-        let object = object.with_context(|| format!("no Pod {pod}"))?;
+        let object = self.api().get("Pod", pod)?.with_context(|| format!("no Pod {pod}"))?;
         let node = object["spec"]["nodeName"].as_str().unwrap_or_default();
         let id = object["status"]["containerStatuses"][0]["containerID"].as_str();
-        let id = id.and_then(|id| id.strip_prefix("containerd://"));
-        let id = id.with_context(|| format!("the Pod {pod} does not run"))?;
+        let id = id
+            .and_then(|id| id.strip_prefix("containerd://"))
+            .with_context(|| format!("the Pod {pod} does not run"))?;
         self.node(node)?.container_ns(pod, id)
     }
 
@@ -390,8 +390,10 @@ fn folder(given: Option<&Path>) -> Result<(PathBuf, Option<TempDir>)> {
         fs::create_dir_all(folder).with_context(|| format!("create {}", folder.display()))?;
         return Ok((fs::canonicalize(folder)?, None));
     }
-    let made = tempfile::Builder::new().prefix("kplane-real-").tempdir();
-    let made = made.context("make a temporary folder")?;
+    let made = tempfile::Builder::new()
+        .prefix("kplane-real-")
+        .tempdir()
+        .context("make a temporary folder")?;
     Ok((fs::canonicalize(made.path())?, Some(made)))
 }
 
@@ -440,7 +442,10 @@ fn joined<T>(thread: thread::ScopedJoinHandle<'_, Result<T>>) -> Result<T> {
 pub fn ips(object: &Value) -> Vec<IpAddr> {
     let pods = object["status"]["podIPs"].as_array();
     let services = object["spec"]["clusterIPs"].as_array();
-    let of_pods = pods.into_iter().flatten().map(|entry| &entry["ip"]);
-    let all = of_pods.chain(services.into_iter().flatten());
-    all.filter_map(|ip| ip.as_str()?.parse().ok()).collect()
+    pods.into_iter()
+        .flatten()
+        .map(|entry| &entry["ip"])
+        .chain(services.into_iter().flatten())
+        .filter_map(|ip| ip.as_str()?.parse().ok())
+        .collect()
 }

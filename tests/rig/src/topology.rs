@@ -161,8 +161,7 @@ impl Topology {
     pub fn remove_node(&mut self, name: &str) -> Result<()> {
         let empty = self.pods.values().all(|pod| pod.node != name);
         ensure!(empty, "{name} has pods");
-        let node = self.nodes.remove(name);
-        let node = node.with_context(|| format!("no node {name}"))?;
+        let node = self.nodes.remove(name).with_context(|| format!("no node {name}"))?;
         for other in self.nodes.values() {
             for cidr in &node.pod_cidrs {
                 other.unroute(*cidr)?;
@@ -208,8 +207,7 @@ impl Topology {
     /// # Errors
     /// The pod does not exist.
     pub fn remove_pod(&mut self, name: &str) -> Result<()> {
-        let pod = self.pods.remove(name);
-        let pod = pod.with_context(|| format!("no pod {name}"))?;
+        let pod = self.pods.remove(name).with_context(|| format!("no pod {name}"))?;
         let Some(link) = &pod.link else {
             return Ok(());
         };

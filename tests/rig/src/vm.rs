@@ -99,8 +99,7 @@ pub fn or_skip(run: impl FnOnce() -> Result<u8>) -> ExitCode {
 
 /// Returns the program of [`PROGRAMS`] that is missing on this machine, with its package.
 pub fn missing() -> Option<(&'static str, &'static str)> {
-    let mut all = PROGRAMS.into_iter();
-    all.find(|(program, _)| !privilege::is_on_path(program))
+    PROGRAMS.into_iter().find(|(program, _)| !privilege::is_on_path(program))
 }
 
 /// The parts of a machine; any number of machines can be started from it.

@@ -390,8 +390,7 @@ impl Talk<'_> {
 
     fn compare(&self, count: u16) {
         let world = &self.agent.world;
-        let digests = self.agent.held().ranges(&world.catalog.tables(), count);
-        let digests = digests.to_bytes();
+        let digests = self.agent.held().ranges(&world.catalog.tables(), count).to_bytes();
         self.send(agent_message::Kind::Ranges(pb::Ranges { digests }));
     }
 }

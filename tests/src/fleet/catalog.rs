@@ -117,8 +117,9 @@ impl Tables {
         for key in &update.deleted {
             changes.push((self.number(DesiredKey::try_from(key.clone())?)?, 0));
         }
-        let ranges = Some(&update.ranges).filter(|bits| !bits.is_empty());
-        let ranges = ranges.map(|bits| Ranges::from_bytes(bits).context("ranges"));
+        let ranges = Some(&update.ranges)
+            .filter(|bits| !bits.is_empty())
+            .map(|bits| Ranges::from_bytes(bits).context("ranges"));
         let end = update.end.as_ref().map(|end| {
             let digest = <[u8; 16]>::try_from(end.digest.as_slice()).context("a digest")?;
             Ok::<_, anyhow::Error>(End {

@@ -78,8 +78,9 @@ impl Input {
         thread::scope(|scope| {
             let write = |some| move || write(api, some);
             let writers = objects.chunks(share).map(|some| scope.spawn(write(some)));
-            let mut writers = Vec::from_iter(writers).into_iter();
-            writers.try_for_each(|writer| writer.join().ok().context("a writer panicked")?)
+            Vec::from_iter(writers)
+                .into_iter()
+                .try_for_each(|writer| writer.join().ok().context("a writer panicked")?)
         })?;
         Self::begin(Place::Api(api.clone()), services)
     }
@@ -146,8 +147,7 @@ pub fn objects(nodes: u32, services: u32) -> impl Iterator<Item = Value> {
         slice(number, &ips)
     });
     let node = |name| json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": name}});
-    let services = (0..services.max(1)).map(service);
-    services.chain(stay).chain(names(nodes).map(node))
+    (0..services.max(1)).map(service).chain(stay).chain(names(nodes).map(node))
 }
 
 fn service(number: u32) -> Value {

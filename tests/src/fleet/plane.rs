@@ -62,8 +62,7 @@ impl Places {
 
     /// Starts the first replicas, and waits until they are ready.
     pub(super) async fn start_first(&self, replicas: usize) -> Result<Vec<Process>> {
-        let planes = (0..replicas).map(|replica| self.spawn(replica));
-        let planes = planes.collect::<Result<_>>()?;
+        let planes = (0..replicas).map(|replica| self.spawn(replica)).collect::<Result<_>>()?;
         for replica in 0..replicas {
             becomes(metrics_address(replica), "/readyz", 200).await;
         }

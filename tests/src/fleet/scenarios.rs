@@ -139,8 +139,7 @@ impl Fleet {
             *place = Some(plane);
         }
         self.world.note_pids(self.pids());
-        let at_home = self.agents.iter();
-        let at_home = at_home.filter(|agent| agent.first() < replicas).count();
+        let at_home = self.agents.iter().filter(|agent| agent.first() < replicas).count();
         self.world.home.send_modify(|times| *times += 1);
         let are_back = |fleet: &Self| {
             fleet.agents_of(replicas) >= at_home && fleet.attending() == fleet.agents.len()
@@ -215,8 +214,7 @@ impl Fleet {
 
     /// Returns how many agents the first replicas have.
     fn agents_of(&self, replicas: usize) -> usize {
-        let on = self.world.meter.on.iter().take(replicas);
-        on.map(|count| count.load(Relaxed)).sum()
+        self.world.meter.on.iter().take(replicas).map(|count| count.load(Relaxed)).sum()
     }
 
     /// Returns the memory and the agents of all but the first replicas.
@@ -263,8 +261,7 @@ impl Fleet {
 }
 
 fn nft(line: &str) -> Result<()> {
-    let output = Command::new("nft").arg(line).output();
-    let output = output.context("start nft")?;
+    let output = Command::new("nft").arg(line).output().context("start nft")?;
     let error = String::from_utf8_lossy(&output.stderr);
     ensure!(output.status.success(), "nft {line}: {error}");
     Ok(())

@@ -155,8 +155,7 @@ impl Agent {
 
     /// Plans Services for this node.
     pub fn plans(&self, family: Family, services: &[Svc]) -> Plans {
-        let plans = services.iter().map(|svc| svc.plans(family, &self.facts));
-        plans.flatten().collect()
+        services.iter().flat_map(|svc| svc.plans(family, &self.facts)).collect()
     }
 
     /// One change of one family, as an engine makes it.
@@ -186,9 +185,10 @@ impl Agent {
             let notifications = self.backend.notifications.as_mut();
             let drifted = notifications.map_or([false, false], |reports| reports.read());
             let drifted = Family::ALL.into_iter().zip(drifted);
-            let drifted = drifted.filter(|(_, drifted)| *drifted);
-            let outcomes = drifted.map(|(family, _)| Ok(self.backend.side(family).repair()?));
-            outcomes.collect()
+            drifted
+                .filter(|(_, drifted)| *drifted)
+                .map(|(family, _)| Ok(self.backend.side(family).repair()?))
+                .collect()
         })
     }
 

@@ -124,8 +124,7 @@ pub fn pairs<A: Copy, B: Copy, const N: usize, const M: usize>(
     one: [A; N],
     other: [B; M],
 ) -> impl Iterator<Item = (A, B)> {
-    let one = one.into_iter();
-    one.flat_map(move |a| other.into_iter().map(move |b| (a, b)))
+    one.into_iter().flat_map(move |a| other.into_iter().map(move |b| (a, b)))
 }
 
 /// Wants an endpoint to answer in TCP and UDP.

@@ -166,30 +166,40 @@ impl Cluster {
 
     /// The latest report of every agent.
     pub fn reports(&self) -> Vec<Report> {
-        let reports = self.members.iter().map(|member| member.engine.reports());
-        reports.map(|report| report.borrow().clone()).collect()
+        self.members
+            .iter()
+            .map(|member| member.engine.reports())
+            .map(|report| report.borrow().clone())
+            .collect()
     }
 
     /// What there is for a Service on a node, in backends with virtual servers.
     pub fn inspect(&self, number: u8, service: &ServiceName) -> Result<Inspection> {
-        let member = self.members.get(usize::from(number) - 1);
-        let member = member.with_context(|| format!("no node {number}"))?;
+        let member = self
+            .members
+            .get(usize::from(number) - 1)
+            .with_context(|| format!("no node {number}"))?;
         let reported = self.runtime.block_on(member.engine.inspect(service.clone()))?;
         reported.context("its backend has no virtual servers")
     }
 
     /// The packets that policies deny on a node.
     pub fn denials(&self, number: u8) -> Result<Denials> {
-        let member = self.members.get(usize::from(number) - 1);
-        let member = member.with_context(|| format!("no node {number}"))?;
+        let member = self
+            .members
+            .get(usize::from(number) - 1)
+            .with_context(|| format!("no node {number}"))?;
         Ok(member.engine.denials())
     }
 
     /// What is not in a kernel as desired, on any node.
     pub fn failures(&self) -> Vec<Failure> {
-        let reports = self.members.iter().map(|member| member.engine.reports());
-        let failures = reports.map(|report| report.borrow().failures.clone());
-        failures.collect::<Vec<_>>().concat()
+        self.members
+            .iter()
+            .map(|member| member.engine.reports())
+            .map(|report| report.borrow().failures.clone())
+            .collect::<Vec<_>>()
+            .concat()
     }
 
     /// What is wrong with the objects.

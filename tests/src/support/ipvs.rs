@@ -30,12 +30,14 @@ pub fn servers(node: &NetNs) -> Result<Vec<String>> {
 pub fn weights(node: &NetNs, real: &str) -> Result<Vec<u32>> {
     let real = format!(" -r {real} ");
     let lines = servers(node)?;
-    let mine = lines.iter().filter(|line| line.contains(&real));
-    let weights = mine.map(|line| {
-        let last = line.rsplit(' ').next().unwrap_or_default();
-        Ok(last.parse()?)
-    });
-    weights.collect()
+    lines
+        .iter()
+        .filter(|line| line.contains(&real))
+        .map(|line| {
+            let last = line.rsplit(' ').next().unwrap_or_default();
+            Ok(last.parse()?)
+        })
+        .collect()
 }
 
 /// IP sets and their entries, sorted, in the words that would add them, without sizes.
@@ -58,8 +60,11 @@ pub fn sets(node: &NetNs) -> Result<Vec<String>> {
 /// Addresses of the device, sorted.
 pub fn addresses(node: &NetNs) -> Result<Vec<String>> {
     let listing = run(node, "busybox ip addr show")?;
-    let own = listing.split("\n").skip_while(|line| !line.contains(LINK));
-    let own = own.skip(1).take_while(|line| line.starts_with(' '));
+    let own = listing
+        .split("\n")
+        .skip_while(|line| !line.contains(LINK))
+        .skip(1)
+        .take_while(|line| line.starts_with(' '));
     let words = own.filter_map(|line| {
         let mut words = line.split_whitespace();
         matches!(words.next(), Some("inet" | "inet6")).then(|| words.next().unwrap_or_default())

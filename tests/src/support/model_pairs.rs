@@ -50,8 +50,7 @@ type Value = (usize, usize);
 
 fn pairs(row: &Choice) -> impl Iterator<Item = (Value, Value)> {
     let row = row.0;
-    let parameters = 0..Choice::PARAMETERS;
-    parameters.flat_map(move |one| {
+    (0..Choice::PARAMETERS).flat_map(move |one| {
         (one + 1..Choice::PARAMETERS).map(move |other| ((one, row[one]), (other, row[other])))
     })
 }
@@ -155,10 +154,8 @@ impl Missing {
         row: &[Option<usize>; Choice::PARAMETERS],
         rng: &mut StdRng,
     ) -> usize {
-        let chosen = || {
-            let values = row.iter().enumerate();
-            values.filter_map(|(other, value)| Some((other, (*value)?)))
-        };
+        let chosen =
+            || row.iter().enumerate().filter_map(|(other, value)| Some((other, (*value)?)));
         let fits = |value: &usize| {
             chosen().all(|other| Choice::may_go_together((parameter, *value), other))
         };

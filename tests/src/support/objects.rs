@@ -37,8 +37,8 @@ pub fn addresses(number: u16, at: At) -> [String; 2] {
 /// Slices in both families for a Service: pods of the world by name, each with what else is written
 /// of it, such as conditions.
 pub fn slices(service: &Value, pods: &[(&str, Value)]) -> Vec<Value> {
-    let ports = service["spec"]["ports"].as_array();
-    let ports: Vec<Value> = ports
+    let ports: Vec<Value> = service["spec"]["ports"]
+        .as_array()
         .into_iter()
         .flatten()
         .map(|port| json!({"name": port["name"], "protocol": port["protocol"], "port": TARGET}))

@@ -205,8 +205,9 @@ impl Svc {
 
     /// Its families and protocols.
     pub fn variants(&self) -> impl Iterator<Item = (Family, Protocol)> {
-        let families = Family::ALL.into_iter();
-        families.flat_map(|family| self.protocols.iter().map(move |p| (family, *p)))
+        Family::ALL
+            .into_iter()
+            .flat_map(|family| self.protocols.iter().map(move |p| (family, *p)))
     }
 
     pub fn node_port(&self) -> u16 {
@@ -220,8 +221,7 @@ impl Svc {
         node: &NodeFacts,
     ) -> Vec<(ServiceKey, Option<ServicePlan>)> {
         let endpoints = merge(self.endpoints.iter().map(|e| e.model(family)));
-        let mut local = local_by_node(&endpoints);
-        let local = local.remove(&node.name);
+        let local = local_by_node(&endpoints).remove(&node.name);
         let plan = |protocol: &Protocol| {
             let port = self.port(family, *protocol);
             let variants = variants(&port, &endpoints);
@@ -295,13 +295,13 @@ impl Svc {
     /// Where connections may end: at the ready endpoints, or the draining ones when none is ready
     /// (B3, B5); of the whole cluster or of one node. Said here once more, apart from the product.
     pub fn targets(&self, family: Family, node: Option<u8>) -> BTreeSet<SocketAddr> {
-        let considered = || {
-            let endpoints = self.endpoints.iter();
-            endpoints.filter(move |e| node.is_none_or(|node| e.node == node))
-        };
+        let considered =
+            || self.endpoints.iter().filter(move |e| node.is_none_or(|node| e.node == node));
         let any_ready = considered().any(|e| e.ready);
-        let selected = considered().filter(|e| e.ready == any_ready);
-        selected.map(|e| e.address(family)).collect()
+        considered()
+            .filter(|e| e.ready == any_ready)
+            .map(|e| e.address(family))
+            .collect()
     }
 }
 

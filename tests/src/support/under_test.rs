@@ -44,9 +44,11 @@ fn is_listed(list: &str, test: &str) -> bool {
     let Some(text) = lists.find(has_name) else {
         panic!("no list {list}");
     };
-    let names = text.lines().skip(1).filter_map(|line| line.split(' ').next());
-    let mut names = names.filter(|name| !name.is_empty() && *name != "#");
-    names.any(|name| test.starts_with(name))
+    text.lines()
+        .skip(1)
+        .filter_map(|line| line.split(' ').next())
+        .filter(|name| !name.is_empty() && *name != "#")
+        .any(|name| test.starts_with(name))
 }
 
 impl UnderTest {
@@ -61,8 +63,7 @@ impl UnderTest {
     /// Those for which this machine is meant.
     pub fn here() -> impl Iterator<Item = Self> {
         let inside = vm::is_inside();
-        let all = Self::ALL.into_iter();
-        all.filter(move |backend| inside || *backend != Self::Ipvs)
+        Self::ALL.into_iter().filter(move |backend| inside || *backend != Self::Ipvs)
     }
 
     /// Of the calling thread's test.

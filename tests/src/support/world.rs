@@ -340,9 +340,11 @@ pub fn facts(number: u8) -> Result<NodeFacts> {
 
 /// The ranges of a node's pods.
 pub fn pod_cidrs(number: u8) -> Vec<Cidr> {
-    let ranges = pod_ips(number, 0).into_iter().zip([24, 64]);
-    let ranges = ranges.filter_map(|(ip, prefix_len)| Cidr::new(ip, prefix_len));
-    ranges.collect()
+    pod_ips(number, 0)
+        .into_iter()
+        .zip([24, 64])
+        .filter_map(|(ip, prefix_len)| Cidr::new(ip, prefix_len))
+        .collect()
 }
 
 pub fn cidrs(texts: &[&str]) -> Result<Vec<Cidr>> {

@@ -323,8 +323,10 @@ pub(crate) fn main(arguments: &Arguments) -> ExitCode {
         return vm::run_myself(if vm::runs_all() { IN_VM_ALL } else { IN_VM });
     }
     let tests = UnderTest::here().flat_map(|backend| {
-        let tests = TESTS.iter().filter(move |(name, _)| backend.runs(name));
-        tests.map(move |(name, body)| (backend.name_of(name), move || backend.test(*body)))
+        TESTS
+            .iter()
+            .filter(move |(name, _)| backend.runs(name))
+            .map(move |(name, body)| (backend.name_of(name), move || backend.test(*body)))
     });
     let at_a_time = if vm::is_inside() { 1 } else { AT_A_TIME };
     harness::run(arguments, at_a_time, tests)

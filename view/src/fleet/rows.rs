@@ -85,8 +85,7 @@ pub(super) fn text(nodes: &[NodeView], now: Option<Time>, canvas: &Canvas) -> St
     let problem = |node: &NodeView| (!healthy(node)).then(|| problem(node, canvas));
     let folded = Folded::new(nodes, canvas, problem, |node| node.state.urgency());
     let rest = folded.rest("in sync", &format!("{} status", canvas.program));
-    let rows = folded.rows.into_iter().map(NodeRow::new);
-    let rows: Vec<NodeRow<'_>> = rows.collect();
+    let rows: Vec<NodeRow<'_>> = folded.rows.into_iter().map(NodeRow::new).collect();
     if rows.is_empty() { rest } else { table(&rows, now, canvas) + &rest }
 }
 

@@ -78,9 +78,10 @@ impl Graph {
                 links.entry((from, to)).or_default().add(edge);
             }
         }
-        let links = links.into_iter();
-        let links = links.map(|((from, to), link)| GraphLink { from, to, ..link });
-        let links = links.collect();
+        let links = links
+            .into_iter()
+            .map(|((from, to), link)| GraphLink { from, to, ..link })
+            .collect();
         Self { nodes, links }
     }
 }

@@ -132,8 +132,7 @@ fn an_empty_answer_says_what_to_do() {
 #[test]
 fn a_graph_has_sums_between_clients_services_and_endpoints() {
     let graph = view(answer()).graph();
-    let labels = graph.nodes.iter().map(|node| node.label.as_str());
-    let labels: Vec<_> = labels.collect();
+    let labels: Vec<_> = graph.nodes.iter().map(|node| node.label.as_str()).collect();
     let sum = |from: &str, to: &str| {
         let ends = |link: &&GraphLink| (labels[link.from], labels[link.to]) == (from, to);
         let link = graph.links.iter().find(ends).unwrap();

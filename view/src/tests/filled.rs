@@ -51,11 +51,9 @@ impl Filler {
         let files = FileDescriptorSet::decode(pb::DESCRIPTORS).unwrap();
         for file in files.file {
             let name = |name: &str| format!(".{}.{name}", file.package());
-            let enums = file.enum_type.iter();
-            let enums = enums.map(|of| (name(of.name()), of.value.len()));
+            let enums = file.enum_type.iter().map(|of| (name(of.name()), of.value.len()));
             filler.enums.extend(enums);
-            let messages = file.message_type.iter();
-            let messages = messages.map(|of| (name(of.name()), of.clone()));
+            let messages = file.message_type.iter().map(|of| (name(of.name()), of.clone()));
             filler.messages.extend(messages);
         }
         filler

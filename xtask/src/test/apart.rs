@@ -46,23 +46,23 @@ pub(super) fn check(root: &Path) -> Result<()> {
 /// Returns the lines of a manifest's lints.
 fn lints(manifest: &str) -> Vec<&str> {
     let mut is_inside = false;
-    let lines = manifest.lines().filter(|line| {
-        if line.starts_with('[') {
-            is_inside = line.starts_with("[workspace.lints");
-        }
-        is_inside && !line.is_empty() && !line.starts_with('#')
-    });
-    lines.collect()
+    manifest
+        .lines()
+        .filter(|line| {
+            if line.starts_with('[') {
+                is_inside = line.starts_with("[workspace.lints");
+            }
+            is_inside && !line.is_empty() && !line.starts_with('#')
+        })
+        .collect()
 }
 
 /// Returns the versions of each package in a lock file.
 fn versions(lock: &str) -> BTreeMap<&str, BTreeSet<&str>> {
     let mut versions: BTreeMap<_, BTreeSet<_>> = BTreeMap::new();
     for package in lock.split("[[package]]\n").skip(1) {
-        let value = |key| {
-            let mut lines = package.lines();
-            lines.find_map(|line| line.strip_prefix(key)?.strip_suffix('"'))
-        };
+        let value =
+            |key| package.lines().find_map(|line| line.strip_prefix(key)?.strip_suffix('"'));
         if let (Some(name), Some(version)) = (value("name = \""), value("version = \"")) {
             versions.entry(name).or_default().insert(version);
         }

@@ -204,8 +204,8 @@ mod tests {
             "target": {"kind": ["lib"], "name": "kplane_model", "src_path": root},
             "profile": {"test": test}, "filenames": [file], "fresh": fresh,
             "executable": test.then_some(file),
-        });
-        let rest = rest.to_string();
+        })
+        .to_string();
         format!("{MESSAGE}\"compiler-artifact\",{}", &rest[1..])
     }
 

@@ -29,12 +29,13 @@ pub(super) fn check(root: &Path) -> Result<()> {
 /// Returns the figures beside kube-proxy that were not measured.
 fn unmeasured(text: &str, measured: &str) -> Vec<String> {
     let measured = figures(measured);
-    let claimed = sentences(text)
+    sentences(text)
         .into_iter()
         .filter(|sentence| sentence.contains("kube-proxy"))
-        .flat_map(|sentence| figures(&sentence));
-    let unmeasured = claimed.filter(|figure| !measured.contains(figure));
-    unmeasured.map(Figure::text).collect()
+        .flat_map(|sentence| figures(&sentence))
+        .filter(|figure| !measured.contains(figure))
+        .map(Figure::text)
+        .collect()
 }
 
 /// Returns the sentences of a text; an item of a list and a row of a table begin one.
@@ -48,8 +49,11 @@ fn sentences(text: &str) -> Vec<String> {
             *paragraph += &format!("{line} ");
         }
     }
-    let sentences = paragraphs.iter().flat_map(|it| it.split_inclusive(". "));
-    sentences.map(str::to_owned).collect()
+    paragraphs
+        .iter()
+        .flat_map(|it| it.split_inclusive(". "))
+        .map(str::to_owned)
+        .collect()
 }
 
 #[cfg(test)]

@@ -27,11 +27,14 @@ pub(super) fn prune() -> Result<()> {
 
 /// Returns the size of a folder in bytes. What cannot be read counts as empty.
 fn size(folder: &Path) -> u64 {
-    let entries = fs::read_dir(folder).into_iter().flatten().flatten();
-    let sizes = entries.map(|entry| match entry.metadata() {
-        Ok(of) if of.is_dir() => size(&entry.path()),
-        Ok(of) => of.len(),
-        Err(_) => 0,
-    });
-    sizes.sum()
+    fs::read_dir(folder)
+        .into_iter()
+        .flatten()
+        .flatten()
+        .map(|entry| match entry.metadata() {
+            Ok(of) if of.is_dir() => size(&entry.path()),
+            Ok(of) => of.len(),
+            Err(_) => 0,
+        })
+        .sum()
 }

@@ -224,9 +224,11 @@ fn read(path: &Path) -> Result<String> {
 
 /// The names in the section `[dependencies]` of a manifest.
 fn dependencies(manifest: &str) -> BTreeSet<&str> {
-    let section = manifest.lines().skip_while(|line| *line != "[dependencies]");
-    let lines = section.skip(1).take_while(|line| !line.starts_with('['));
-    lines
+    manifest
+        .lines()
+        .skip_while(|line| *line != "[dependencies]")
+        .skip(1)
+        .take_while(|line| !line.starts_with('['))
         .filter_map(|line| line.split(['.', ' ', '=']).next())
         .filter(|name| !name.is_empty() && !name.starts_with('#'))
         .collect()
@@ -244,8 +246,11 @@ fn tree(root: &Path, name: &str) -> Result<BTreeSet<String>> {
         "none",
     ];
     let tree = output(Command::new("cargo").args(args).current_dir(root))?;
-    let names = tree.lines().filter_map(|line| line.split(' ').next());
-    Ok(names.map(str::to_owned).collect())
+    Ok(tree
+        .lines()
+        .filter_map(|line| line.split(' ').next())
+        .map(str::to_owned)
+        .collect())
 }
 
 #[cfg(test)]

@@ -48,17 +48,18 @@ pub(super) fn check(root: &Path) -> Result<()> {
 
 /// Returns the pages of the book's folder that its list lacks.
 fn missing_pages(documents: &BTreeMap<PathBuf, Document>) -> Vec<String> {
-    let listed = documents.get(Path::new(SUMMARY));
-    let listed: BTreeSet<PathBuf> = listed
+    let listed: BTreeSet<PathBuf> = documents
+        .get(Path::new(SUMMARY))
         .into_iter()
         .flat_map(|summary| &summary.links)
         .map(|(_, link)| Path::new(BOOK).join(link))
         .collect();
-    let pages = documents.keys().filter(|file| {
-        let in_book = file.parent() == Some(Path::new(BOOK));
-        in_book && *file != Path::new(SUMMARY)
-    });
-    pages
+    documents
+        .keys()
+        .filter(|file| {
+            let in_book = file.parent() == Some(Path::new(BOOK));
+            in_book && *file != Path::new(SUMMARY)
+        })
         .filter(|page| !listed.contains(*page))
         .map(|page| format!("{SUMMARY}: {} is not in the book", page.display()))
         .collect()
@@ -127,19 +128,23 @@ fn document(text: &str) -> Document {
 
 /// Returns the targets of the links `[..](target)` in a line.
 fn links(line: &str) -> impl Iterator<Item = String> {
-    let targets = line.split("](").skip(1);
-    targets.filter_map(|rest| Some(rest.split_once(')')?.0.to_owned()))
+    line.split("](")
+        .skip(1)
+        .filter_map(|rest| Some(rest.split_once(')')?.0.to_owned()))
 }
 
 /// Returns the anchor that hosts of Markdown and mdBook give a heading.
 fn anchor(heading: &str) -> String {
-    let kept = heading.trim().chars().filter_map(|letter| match letter {
-        ' ' => Some('-'),
-        '-' | '_' => Some(letter),
-        letter if letter.is_alphanumeric() => Some(letter.to_ascii_lowercase()),
-        _ => None,
-    });
-    kept.collect()
+    heading
+        .trim()
+        .chars()
+        .filter_map(|letter| match letter {
+            ' ' => Some('-'),
+            '-' | '_' => Some(letter),
+            letter if letter.is_alphanumeric() => Some(letter.to_ascii_lowercase()),
+            _ => None,
+        })
+        .collect()
 }
 
 #[cfg(test)]
@@ -148,13 +153,14 @@ mod tests {
 
     fn documents() -> BTreeMap<PathBuf, Document> {
         let page = "# A page's `heading`, twice\nsee [b](b.md#c) and [d](d.md)\n    [no](x)\n";
-        let all = [
+        [
             ("docs/a.md", page),
             ("docs/b.md", "## C\n"),
             (SUMMARY, "[A](a.md)"),
-        ];
-        let all = all.map(|(file, text)| (PathBuf::from(file), document(text)));
-        all.into_iter().collect()
+        ]
+        .map(|(file, text)| (PathBuf::from(file), document(text)))
+        .into_iter()
+        .collect()
     }
 
     #[test]

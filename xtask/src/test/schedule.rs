@@ -100,8 +100,8 @@ impl Running {
         command.stdin(Stdio::null()).stdout(lines).stderr(errors);
         command.env(report::SKIPPED, report::skips(&log));
         let _ = fs::remove_file(report::skips(&log));
-        let child = command.spawn();
-        let child = child.with_context(|| format!("cannot start suite {}", suite.name))?;
+        let child =
+            command.spawn().with_context(|| format!("cannot start suite {}", suite.name))?;
         Ok(Self {
             is_calm: suite.load != FILLER,
             suite,

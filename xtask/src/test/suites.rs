@@ -206,16 +206,19 @@ pub(super) fn calm(process: u32) {
 /// The build has not made a listed program.
 pub(super) fn suites(lane: Lane, tests: &[TestProgram]) -> Result<Vec<Suite>> {
     let is_listed = |test: &TestProgram| {
-        let mut programs = LISTED.iter().map(|listed| listed.program);
-        programs.any(|program| program == (&*test.package, &*test.target))
+        LISTED
+            .iter()
+            .map(|listed| listed.program)
+            .any(|program| program == (&*test.package, &*test.target))
     };
     let mut all: Vec<Suite> = Vec::new();
     for listed in LISTED.iter().filter(|listed| listed.lane.is_none_or(|its| its == lane)) {
         let (package, target) = listed.program;
-        let mut programs = tests.iter();
-        let program = programs.find(|test| (&*test.package, &*test.target) == listed.program);
         let program =
-            program.with_context(|| format!("the build has no test program {package} {target}"))?;
+            tests
+                .iter()
+                .find(|test| (&*test.package, &*test.target) == listed.program)
+                .with_context(|| format!("the build has no test program {package} {target}"))?;
         all.push(Suite {
             name: listed.name.to_owned(),
             load: listed.load,
@@ -249,8 +252,10 @@ pub(super) fn suites(lane: Lane, tests: &[TestProgram]) -> Result<Vec<Suite>> {
 
 /// Returns the names of suites that are listed here, with their lane or both.
 pub(super) fn names() -> impl Iterator<Item = (&'static str, Option<Lane>)> {
-    let listed = LISTED.iter().map(|listed| (listed.name, listed.lane));
-    listed.chain(OTHERS.into_iter().map(|(name, lane, ..)| (name, lane)))
+    LISTED
+        .iter()
+        .map(|listed| (listed.name, listed.lane))
+        .chain(OTHERS.into_iter().map(|(name, lane, ..)| (name, lane)))
 }
 
 /// Returns the name of a test program's suite: `model` for a library, `cli it` for a test.

@@ -62,8 +62,8 @@ fn problems_of(file: &str, text: &str) -> Vec<String> {
 
 /// Returns the names of the invariants that the page defines, each as `* **name** - ..`.
 fn invariants(page: &str) -> BTreeSet<&str> {
-    let items = page.lines().filter_map(|line| line.strip_prefix("* **"));
-    items
+    page.lines()
+        .filter_map(|line| line.strip_prefix("* **"))
         .filter_map(|item| item.split_once("** - "))
         .map(|(name, _)| name)
         .collect()

@@ -132,8 +132,11 @@ fn openings(text: &str) -> Vec<(usize, String)> {
 
 /// Returns the lines where the doc comment of a private item, in one sentence, only repeats the item's name.
 fn repeats(text: &str) -> Vec<usize> {
-    let lines = text.lines().enumerate();
-    let lines: Vec<_> = lines.filter(|(_, line)| !line.trim_start().starts_with("#[")).collect();
+    let lines: Vec<_> = text
+        .lines()
+        .enumerate()
+        .filter(|(_, line)| !line.trim_start().starts_with("#["))
+        .collect();
     let says = |word: &&str| !word.is_empty() && EMPTY.split(' ').all(|empty| empty != *word);
     let is_doc = |line: &str| line.trim_start().starts_with("///");
     let (mut found, mut is_public) = (Vec::new(), false);
@@ -150,8 +153,12 @@ fn repeats(text: &str) -> Vec<usize> {
         let (Some(words), true) = (words, is_private && !is_doc(above) && !is_doc(item)) else {
             continue;
         };
-        let name = item.split(|c: char| c != '_' && !c.is_alphanumeric()).find(says);
-        let name = name.unwrap_or_default().replace('_', "").to_lowercase();
+        let name = item
+            .split(|c: char| c != '_' && !c.is_alphanumeric())
+            .find(says)
+            .unwrap_or_default()
+            .replace('_', "")
+            .to_lowercase();
         let mut words = words.split(' ').filter(says);
         if words.all(|word| name.contains(word.trim_end_matches('s'))) {
             found.push(index + 1);
@@ -179,8 +186,8 @@ fn dialect_in_names(text: &str) -> Vec<(usize, &'static str)> {
     let mut found = Vec::new();
     let code = text.lines().take_while(|line| *line != "mod tests {");
     for (index, line) in code.enumerate() {
-        let code = line.split("//").next().unwrap_or_default();
-        let code: Vec<&str> = code.split('"').step_by(2).collect();
+        let code: Vec<&str> =
+            line.split("//").next().unwrap_or_default().split('"').step_by(2).collect();
         let parts = parts_of_names(&code.join(" "));
         let said = DIALECT_NAMES.into_iter().filter(|word| parts.contains(*word));
         found.extend(said.map(|word| (index + 1, word)));

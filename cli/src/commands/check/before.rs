@@ -83,8 +83,7 @@ async fn of_cluster(
     }
     let configuration = cluster.configuration().await?;
     let mut found = findings(&facts, &gathered, &namespace);
-    let services = cluster.objects();
-    let services = services.list("/api/v1/services", "", Asked("list services"));
+    let services = cluster.objects().list("/api/v1/services", "", Asked("list services"));
     found.push(match services.await {
         Ok(listed) => external::finding(&listed, &gathered.nodes),
         Err(error) => Finding::skipped(external::CHECK, error.to_string()),
@@ -118,8 +117,7 @@ async fn local(program: &Path, configuration: Option<&str>) -> io::Result<Vec<Fi
     if let Some(folder) = &folder {
         command.arg("--config").arg(folder.file());
     }
-    let output = spawn_blocking(move || command.output()).await;
-    let output = output.map_err(io::Error::other)??;
+    let output = spawn_blocking(move || command.output()).await.map_err(io::Error::other)??;
     if !output.status.success() {
         let said = String::from_utf8_lossy(&output.stderr);
         let last = said.lines().last().unwrap_or_default();
@@ -133,12 +131,14 @@ struct Scratch(PathBuf);
 
 impl Scratch {
     fn new(text: &str) -> io::Result<Self> {
-        let name = format!(
+        let name: String = format!(
             "kpctl-{}-{:?}",
             std::process::id(),
             std::time::Instant::now()
-        );
-        let name: String = name.chars().filter(char::is_ascii_alphanumeric).collect();
+        )
+        .chars()
+        .filter(char::is_ascii_alphanumeric)
+        .collect();
         let folder = std::env::temp_dir().join(name);
         // Fails if another user has made it.
         std::fs::create_dir(&folder)?;

@@ -179,9 +179,14 @@ fn failure(pod: &Pod) -> Option<String> {
     if status.phase.as_deref() != Some("Failed") {
         return None;
     }
-    let ended = status.container_statuses.iter().flatten();
-    let ended = ended.filter_map(|of| of.state.as_ref()?.terminated.as_ref());
-    let said = ended.filter_map(|of| of.message.as_deref()).next_back();
-    let said = said.and_then(|text| text.lines().last());
+    let ended = status
+        .container_statuses
+        .iter()
+        .flatten()
+        .filter_map(|of| of.state.as_ref()?.terminated.as_ref());
+    let said = ended
+        .filter_map(|of| of.message.as_deref())
+        .next_back()
+        .and_then(|text| text.lines().last());
     Some(said.unwrap_or("the check failed without a word").to_owned())
 }

@@ -50,8 +50,10 @@ impl Cluster<'_> {
     pub(crate) async fn forget_migration(&mut self) -> Result<(), Failure> {
         let objects = self.gather_objects().await?;
         let snapshot = Snapshot::from(&objects);
-        let kept = snapshot.kube_proxy.as_ref();
-        let kept = kept.is_some_and(|set| set.keeps_off || set.record.is_some());
+        let kept = snapshot
+            .kube_proxy
+            .as_ref()
+            .is_some_and(|set| set.keeps_off || set.record.is_some());
         match (&objects.kube_proxy, kept) {
             (Some(set), true) => {
                 let record = snapshot.record().cloned().unwrap_or_default();

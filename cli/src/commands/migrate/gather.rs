@@ -190,17 +190,21 @@ fn daemon_set(namespace: &str, name: &str) -> String {
 /// Returns the labels of a DaemonSet's pods.
 fn selector(set: Option<&DaemonSet>) -> String {
     let labels = set.and_then(|set| set.spec.selector.match_labels.as_ref());
-    let pairs = labels.into_iter().flatten();
-    let pairs: Vec<String> = pairs.map(|(key, value)| format!("{key}={value}")).collect();
+    let pairs: Vec<String> = labels
+        .into_iter()
+        .flatten()
+        .map(|(key, value)| format!("{key}={value}"))
+        .collect();
     pairs.join(",")
 }
 
 /// Returns the value of `--proxy-mode`.
 fn mode_of_flags(set: &DaemonSet) -> Option<String> {
     let containers = &set.spec.template.spec.as_ref()?.containers;
-    let words = containers
+    containers
         .iter()
-        .flat_map(|container| container.command.iter().chain(&container.args).flatten());
-    let mut modes = words.filter_map(|word| word.strip_prefix("--proxy-mode="));
-    modes.next().map(str::to_owned)
+        .flat_map(|container| container.command.iter().chain(&container.args).flatten())
+        .filter_map(|word| word.strip_prefix("--proxy-mode="))
+        .next()
+        .map(str::to_owned)
 }

@@ -126,6 +126,9 @@ impl Cluster<'_> {
 
 /// Returns whether a DaemonSet owns an object.
 fn is_of(set: &DaemonSet, object: &ObjectMeta) -> bool {
-    let mut owners = object.owner_references.iter().flatten();
-    owners.any(|owner| Some(&owner.uid) == set.metadata.uid.as_ref())
+    object
+        .owner_references
+        .iter()
+        .flatten()
+        .any(|owner| Some(&owner.uid) == set.metadata.uid.as_ref())
 }

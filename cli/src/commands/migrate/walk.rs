@@ -141,8 +141,11 @@ impl<'a, 'b> Walk<'a, 'b> {
         }
         if self.image.is_some() {
             // Cleanup pods that have not started have the image from before.
-            let nodes = snapshot.nodes.iter_mut();
-            for node in nodes.filter(|node| matches!(node.cleanup, PodState::Waiting { .. })) {
+            for node in snapshot
+                .nodes
+                .iter_mut()
+                .filter(|node| matches!(node.cleanup, PodState::Waiting { .. }))
+            {
                 self.cluster.delete_cleanup(&node.name).await?;
                 node.cleanup = PodState::Leaving;
             }

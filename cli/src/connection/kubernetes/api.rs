@@ -162,13 +162,13 @@ pub(super) async fn send<T: DeserializeOwned>(
         asked,
         reason: one_line(&reason.to_string()),
     };
-    let request = request.body(Body::from(body));
-    let request = request.map_err(|error| malformed(&error))?;
-    let answer = client.send(request).await;
-    let answer = answer.map_err(|error| Problem::of(&error, asked))?;
+    let request = request.body(Body::from(body)).map_err(|error| malformed(&error))?;
+    let answer = client.send(request).await.map_err(|error| Problem::of(&error, asked))?;
     let status = answer.status();
-    let body = Limited::new(answer.into_body(), MAX_ANSWER_BYTES);
-    let body = body.collect().await.map_err(|error| malformed(&error))?;
+    let body = Limited::new(answer.into_body(), MAX_ANSWER_BYTES)
+        .collect()
+        .await
+        .map_err(|error| malformed(&error))?;
     let bytes = body.to_bytes();
     if status.is_success() {
         return serde_json::from_slice(&bytes).map_err(|error| malformed(&error));

@@ -122,8 +122,11 @@ impl ClusterWords {
             kubectl += &format!(" --context {context}");
         }
         let api = selected.config.cluster_url.to_string();
-        let proxy = selected.config.proxy_url.as_ref();
-        let proxy = proxy.and_then(|url| Some((url.host()?, url.port_u16())));
+        let proxy = selected
+            .config
+            .proxy_url
+            .as_ref()
+            .and_then(|url| Some((url.host()?, url.port_u16())));
         Self {
             api: api.trim_end_matches('/').to_owned(),
             context: selected.context.clone(),

@@ -35,9 +35,10 @@ pub(super) async fn open(
     host: &str,
 ) -> Result<Box<dyn Wire>, ForwardError> {
     let pods: Api<Pod> = Api::namespaced(client.clone(), namespace);
-    let forwarder = pods.portforward(pod, &[STATUS_PORT]).await;
-    let mut forwarder =
-        forwarder.map_err(|error| ForwardError::Api(Problem::of(&error, Asked::FORWARD)))?;
+    let mut forwarder = pods
+        .portforward(pod, &[STATUS_PORT])
+        .await
+        .map_err(|error| ForwardError::Api(Problem::of(&error, Asked::FORWARD)))?;
     let stream = forwarder.take_stream(STATUS_PORT);
     let (Some(stream), Some(refusal)) = (stream, forwarder.take_error(STATUS_PORT)) else {
         return Err(ForwardError::Greeting(io::ErrorKind::NotConnected.into()));

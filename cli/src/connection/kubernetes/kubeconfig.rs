@@ -196,8 +196,8 @@ fn resolve(
         name: name.to_owned(),
     };
     let entry = find_context(&kubeconfig, &context).ok_or_else(|| dangling("context", &context))?;
-    let cluster = find_cluster(&kubeconfig, &entry.cluster);
-    let cluster = cluster.ok_or_else(|| dangling("cluster", &entry.cluster))?;
+    let cluster = find_cluster(&kubeconfig, &entry.cluster)
+        .ok_or_else(|| dangling("cluster", &entry.cluster))?;
     let user = entry.user.as_deref().filter(|user| !user.is_empty());
     let known = |user: &&str| kubeconfig.auth_infos.iter().any(|entry| entry.name == *user);
     // Requests would silently be anonymous.
@@ -207,8 +207,7 @@ fn resolve(
     check_address(&place, cluster.server.as_deref().unwrap_or_default())?;
     let explicit_proxy = cluster.proxy_url.as_ref().is_some_and(|url| !url.is_empty());
     kubeconfig.current_context = Some(context.clone());
-    let config = Config::try_from(kubeconfig);
-    let mut config = config.map_err(|error| explain(&place, &error))?;
+    let mut config = Config::try_from(kubeconfig).map_err(|error| explain(&place, &error))?;
     if !explicit_proxy && !wants_proxy(&config.cluster_url) {
         config.proxy_url = None;
     }
@@ -223,13 +222,11 @@ fn resolve(
 }
 
 fn find_context<'a>(kubeconfig: &'a Kubeconfig, name: &str) -> Option<&'a Context> {
-    let mut all = kubeconfig.contexts.iter();
-    all.find(|entry| entry.name == name)?.context.as_ref()
+    kubeconfig.contexts.iter().find(|entry| entry.name == name)?.context.as_ref()
 }
 
 fn find_cluster<'a>(kubeconfig: &'a Kubeconfig, name: &str) -> Option<&'a Cluster> {
-    let mut all = kubeconfig.clusters.iter();
-    all.find(|entry| entry.name == name)?.cluster.as_ref()
+    kubeconfig.clusters.iter().find(|entry| entry.name == name)?.cluster.as_ref()
 }
 
 fn check_address(place: &str, address: &str) -> Result<(), KubeconfigError> {

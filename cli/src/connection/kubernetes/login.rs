@@ -98,11 +98,12 @@ pub(super) async fn login(selected: Selected, limit: Duration) -> Result<Login, 
         forget_sources(&mut config.auth_info);
     }
     // The program may run again, for its certificate.
-    let made = spawn_blocking(move || {
+    let made: Result<_, kube::Error> = spawn_blocking(move || {
         let tls = config.rustls_client_config()?;
         Ok((Client::try_from(config)?, tls.client_auth_cert_resolver))
-    });
-    let made: Result<_, kube::Error> = made.await.map_err(|_| explain.other("it crashed"))?;
+    })
+    .await
+    .map_err(|_| explain.other("it crashed"))?;
     let (client, certificate) = made.map_err(|error| explain.kube(&error))?;
     Ok(Login {
         client,
@@ -116,12 +117,15 @@ fn own_token(user: &AuthInfo, place: &str) -> Result<Option<Token>, LoginError> 
     if user.auth_provider.is_some() || user.username.is_some() && user.password.is_some() {
         return Ok(None);
     }
-    let inline = user.token.as_ref().map(|token| {
-        Token::parse(token.expose_secret().trim()).ok_or_else(|| LoginError::Token {
-            place: place.to_owned(),
+    let inline = user
+        .token
+        .as_ref()
+        .map(|token| {
+            Token::parse(token.expose_secret().trim()).ok_or_else(|| LoginError::Token {
+                place: place.to_owned(),
+            })
         })
-    });
-    let inline = inline.transpose()?;
+        .transpose()?;
     let Some(file) = &user.token_file else {
         return Ok(inline);
     };
@@ -137,8 +141,9 @@ async fn made_header(
     explain: &Explain,
 ) -> Result<Option<HeaderValue>, LoginError> {
     let config = config.clone();
-    let layer = spawn_blocking(move || config.auth_layer()).await;
-    let layer = layer.map_err(|_| explain.other("the token is not a word"))?;
+    let layer = spawn_blocking(move || config.auth_layer())
+        .await
+        .map_err(|_| explain.other("the token is not a word"))?;
     let Some(layer) = layer.map_err(|error| explain.kube(&error))? else {
         return Ok(None);
     };
@@ -146,8 +151,11 @@ async fn made_header(
         let header = request.headers().get(AUTHORIZATION).cloned();
         Ok::<_, BoxError>(Response::new(header))
     });
-    let answer = layer.layer(nowhere).oneshot(Request::new(Body::empty()));
-    let answer = answer.await.map_err(|error| explain.other(&root_cause(&*error)))?;
+    let answer = layer
+        .layer(nowhere)
+        .oneshot(Request::new(Body::empty()))
+        .await
+        .map_err(|error| explain.other(&root_cause(&*error)))?;
     Ok(answer.into_body())
 }
 
@@ -203,8 +211,7 @@ impl Explain {
 
     fn auth(&self, error: &AuthError) -> LoginError {
         let place = self.place.clone();
-        let program = self.exec.as_ref().and_then(|exec| exec.command.clone());
-        let program = program.unwrap_or_default();
+        let program = self.exec.as_ref().and_then(|exec| exec.command.clone()).unwrap_or_default();
         match error {
             AuthError::AuthExecStart(error) => {
                 let hint = self.exec.as_ref().and_then(|exec| exec.install_hint.clone());

@@ -58,8 +58,7 @@ impl Pods {
         if self.items.is_empty() {
             return Err(NoPod::Unknown);
         }
-        let running = self.items.iter().filter(|pod| pod.runs());
-        let mut running: Vec<&Pod> = running.collect();
+        let mut running: Vec<&Pod> = self.items.iter().filter(|pod| pod.runs()).collect();
         if running.is_empty() {
             let states = self.items.iter().map(Pod::describe);
             return Err(NoPod::Stopped(states.collect::<Vec<_>>().join(", ")));
@@ -79,8 +78,10 @@ impl Pod {
     }
 
     fn is_ready(&self) -> bool {
-        let mut conditions = self.status.conditions.iter();
-        conditions.any(|condition| condition.kind == "Ready" && condition.status == "True")
+        self.status
+            .conditions
+            .iter()
+            .any(|condition| condition.kind == "Ready" && condition.status == "True")
     }
 
     fn describe(&self) -> String {

@@ -48,8 +48,11 @@ fn named(names: &[&str]) -> Chosen {
 /// Does a step, as the cluster would. Pods come and go when `settle` says so.
 fn act(snapshot: &mut Snapshot, step: &Step) {
     let each = |snapshot: &mut Snapshot, names: &[String], change: &dyn Fn(&mut NodeSnapshot)| {
-        let nodes = snapshot.nodes.iter_mut();
-        nodes.filter(|node| names.contains(&node.name)).for_each(change);
+        snapshot
+            .nodes
+            .iter_mut()
+            .filter(|node| names.contains(&node.name))
+            .for_each(change);
     };
     match step {
         Step::KeepOff => {

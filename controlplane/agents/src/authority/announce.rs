@@ -102,8 +102,8 @@ fn addresses(slices: &[EndpointSlice]) -> BTreeSet<SocketAddr> {
             if conditions.is_some_and(|conditions| conditions.terminating == Some(true)) {
                 continue;
             }
-            let ips = endpoint.addresses.iter();
-            let ips = ips.filter_map(|address| address.parse::<IpAddr>().ok());
+            let ips =
+                endpoint.addresses.iter().filter_map(|address| address.parse::<IpAddr>().ok());
             places.extend(ips.map(|ip| SocketAddr::new(ip, port.unwrap_or(AGENT_PORT))));
         }
     }
@@ -112,8 +112,7 @@ fn addresses(slices: &[EndpointSlice]) -> BTreeSet<SocketAddr> {
 
 /// Returns the file's content: a line for each place.
 fn text(places: &BTreeSet<SocketAddr>) -> String {
-    let lines = places.iter().take(MAX_ADDRESSES).map(|place| format!("{place}\n"));
-    lines.collect()
+    places.iter().take(MAX_ADDRESSES).map(|place| format!("{place}\n")).collect()
 }
 
 #[cfg(test)]

@@ -97,12 +97,14 @@ impl Certificates {
     /// Returns all authorities that clients must accept, in PEM.
     pub(super) fn bundle(&self) -> String {
         let successor = self.successor.as_ref().map(|pair| pair.certificate.as_str());
-        let all = [
+        [
             Some(self.signer.certificate.as_str()),
             successor,
             self.predecessor.as_deref(),
-        ];
-        all.into_iter().flatten().collect()
+        ]
+        .into_iter()
+        .flatten()
+        .collect()
     }
 
     /// Returns the certificates that must take the place of these; `None` while these are good. One step at a time.

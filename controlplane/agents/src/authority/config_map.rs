@@ -26,8 +26,7 @@ pub(super) async fn publish(
     if present.is_some_and(|present| present == text) {
         return Ok(false);
     }
-    let version = before.as_ref();
-    let version = version.and_then(|map| map.metadata.resource_version.clone());
+    let version = before.as_ref().and_then(|map| map.metadata.resource_version.clone());
     let map = ConfigMap {
         metadata: metadata(namespace, name, version),
         data: Some(BTreeMap::from([(key.to_owned(), text.to_owned())])),

@@ -74,15 +74,14 @@ impl Book {
             (self.silent.first(), self.waiting.keys().next())
         };
         let any_waits = oldest.is_some();
-        let goes =
-            silent
-                .or_else(|| oldest.filter(|oldest| self.had_its_time(**oldest)))
-                .or_else(
-                    || {
-                        if crowded { None } else { self.of_largest_crowd(waiting + 1) }
-                    },
-                );
-        let goes = goes.copied();
+        let goes = silent
+            .or_else(|| oldest.filter(|oldest| self.had_its_time(**oldest)))
+            .or_else(
+                || {
+                    if crowded { None } else { self.of_largest_crowd(waiting + 1) }
+                },
+            )
+            .copied();
         let Some(goes) = goes.and_then(|goes| self.leave(goes)) else {
             return Verdict::Refused(if any_waits {
                 "too many peers connect at the same time; they try again"

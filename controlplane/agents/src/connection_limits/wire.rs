@@ -49,8 +49,9 @@ impl ConnectionLimiter {
             );
             return None;
         }
-        let accepted = timeout(HANDSHAKE, TlsAcceptor::from(config).accept(connection)).await;
-        let accepted = accepted.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()));
+        let accepted = timeout(HANDSHAKE, TlsAcceptor::from(config).accept(connection))
+            .await
+            .unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()));
         let greeted = accepted.map_err(explain).and_then(|stream| {
             let identity = identity(&stream)?;
             guard.identify(identity);

@@ -98,8 +98,9 @@ impl Announcer {
                     !agent.backend_deprecation.is_empty(),
                 ),
                 (Reason::DefaultMode, &default, agent.mode_unset),
-            ];
-            let reported = reported.into_iter().filter(|(_, _, applies)| *applies);
+            ]
+            .into_iter()
+            .filter(|(_, _, applies)| *applies);
             events.extend(reported.map(|(reason, note, _)| {
                 let mut event = Event::new(Object::node(name), reason, note);
                 event.instance = agent.instance;

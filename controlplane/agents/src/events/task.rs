@@ -246,9 +246,12 @@ mod tests {
         let _here = Session::sample(&hub, "here");
         drop(Session::sample(&hub, "gone"));
         let agents = |served: Option<&Served>| {
-            let nodes = snapshot(&hub, served).nodes.into_iter();
-            let with = nodes.filter(|(_, node)| node.agent.is_some());
-            with.map(|(name, _)| name.to_string()).collect::<Vec<_>>()
+            snapshot(&hub, served)
+                .nodes
+                .into_iter()
+                .filter(|(_, node)| node.agent.is_some())
+                .map(|(name, _)| name.to_string())
+                .collect::<Vec<_>>()
         };
         let served = |nodes: &[&str], incomplete| Served {
             nodes: nodes.iter().map(|node| (*node).into()).collect::<BTreeSet<_>>(),

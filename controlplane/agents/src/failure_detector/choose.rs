@@ -50,10 +50,13 @@ pub(super) fn choose(all: &[Neighbour], about: &NodeName, turn: u64) -> Vec<Aske
         let other = if at < neighbours && other != at { chosen.get(other) } else { None };
         other.map(|other| other.node.clone())
     };
-    let asked = chosen.iter().enumerate().map(|(at, of)| AskedNode {
-        node: of.node.clone(),
-        zone: of.zone.clone(),
-        control: control(at),
-    });
-    asked.collect()
+    chosen
+        .iter()
+        .enumerate()
+        .map(|(at, of)| AskedNode {
+            node: of.node.clone(),
+            zone: of.zone.clone(),
+            control: control(at),
+        })
+        .collect()
 }

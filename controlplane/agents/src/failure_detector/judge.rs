@@ -156,17 +156,19 @@ impl Judge {
         }
         self.holds = None;
         self.settle(now);
-        let mut cases = self.cases.values();
-        if cases.all(|case| case.conviction.is_none())
+        if self.cases.values().all(|case| case.conviction.is_none())
             && self.cases.values().any(|case| case.is_undecided)
         {
             self.holds = Some("too few agents answer, or reach other nodes");
         }
         let open = self.cases.values().filter(|case| case.open.is_some());
         let room = ROUNDS.saturating_sub(open.count());
-        let due = self.cases.iter();
-        let due = due.filter(|(_, case)| case.open.is_none() && case.next <= now);
-        due.take(room).map(|(node, _)| node.clone()).collect()
+        self.cases
+            .iter()
+            .filter(|(_, case)| case.open.is_none() && case.next <= now)
+            .take(room)
+            .map(|(node, _)| node.clone())
+            .collect()
     }
 
     /// Convicts nobody for a time, and acquits everybody whose verdict is not old.

@@ -26,8 +26,10 @@ pub fn receive(hub: &Hub, request: &pb::SuspectRequest) -> Vec<String> {
     let nodes = read(request);
     let quiet = request.quiet.iter().map(String::as_str).take(NODES);
     let named = nodes.keys().map(|node| &**node).chain(quiet);
-    let alive = named.filter(|node| hub.agents().is_alive(node, SILENT));
-    let alive = alive.map(ToOwned::to_owned).collect();
+    let alive = named
+        .filter(|node| hub.agents().is_alive(node, SILENT))
+        .map(ToOwned::to_owned)
+        .collect();
     let on_node = Some(&*request.on_node).filter(|node| is_node_name(node));
     let said = Said {
         at: Instant::now(),
@@ -40,17 +42,20 @@ pub fn receive(hub: &Hub, request: &pb::SuspectRequest) -> Vec<String> {
 
 /// Reads the nodes of a request; those that have no valid name are left out.
 fn read(request: &pb::SuspectRequest) -> SuspicionsByNode {
-    let nodes = request.nodes.iter().take(NODES);
-    let nodes = nodes.filter(|of| is_node_name(&of.node));
-    let nodes = nodes.map(|of| {
-        let suspicion = Suspicion {
-            since: ago(Duration::from_millis(of.for_ms)),
-            missed: usize::try_from(of.missed).unwrap_or_default(),
-            asked: usize::try_from(of.asked).unwrap_or_default(),
-        };
-        (of.node.as_str().into(), suspicion)
-    });
-    nodes.collect()
+    request
+        .nodes
+        .iter()
+        .take(NODES)
+        .filter(|of| is_node_name(&of.node))
+        .map(|of| {
+            let suspicion = Suspicion {
+                since: ago(Duration::from_millis(of.for_ms)),
+                missed: usize::try_from(of.missed).unwrap_or_default(),
+                asked: usize::try_from(of.asked).unwrap_or_default(),
+            };
+            (of.node.as_str().into(), suspicion)
+        })
+        .collect()
 }
 
 /// Sends to all other replicas what this one suspects and which other nodes are quiet; returns the nodes that have a stream
@@ -76,8 +81,12 @@ pub(super) async fn send(
         on_node: on_node.map(|node| node.to_string()).unwrap_or_default(),
         quiet,
     };
-    let alive = peers.suspect(request).await.into_iter();
-    alive.map(|node| node.as_str().into()).collect()
+    peers
+        .suspect(request)
+        .await
+        .into_iter()
+        .map(|node| node.as_str().into())
+        .collect()
 }
 
 #[cfg(test)]

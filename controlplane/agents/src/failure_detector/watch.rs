@@ -130,10 +130,10 @@ impl Watch {
         }
         let is_quiet = |node: &NodeName| self.quiet.contains(node);
         self.elsewhere.retain(|node, at| is_quiet(node) && at.elapsed() < ELSEWHERE);
-        let lost = quiet
+        quiet
             .into_iter()
-            .filter(|(node, since)| since.elapsed() >= BACK && !self.elsewhere.contains_key(node));
-        lost.map(|(node, since)| (node, since.saturating_duration_since(self.start)))
+            .filter(|(node, since)| since.elapsed() >= BACK && !self.elsewhere.contains_key(node))
+            .map(|(node, since)| (node, since.saturating_duration_since(self.start)))
             .collect()
     }
 
@@ -170,11 +170,13 @@ impl Watch {
             let own: BTreeSet<_> = names.iter().cloned().collect();
             names.extend(self.others.keys().filter(|node| !own.contains(*node)).cloned());
         }
-        let known = names.into_iter().filter_map(|node| {
-            let zone = nodes.get(&node)?.zone.clone();
-            Some(Neighbour { node, zone })
-        });
-        known.collect()
+        names
+            .into_iter()
+            .filter_map(|node| {
+                let zone = nodes.get(&node)?.zone.clone();
+                Some(Neighbour { node, zone })
+            })
+            .collect()
     }
 
     /// Asks everybody of a round. Agents of other replicas are asked by one question to each replica.
@@ -201,10 +203,12 @@ impl Watch {
             };
             let asking = async move {
                 let asked = BTreeMap::from([(at, questions)]);
-                let heard = peers.agents(asked, Timeouts::all(ROUND)).await.into_iter();
-                let reported =
-                    heard.filter_map(|Reply { node, outcome, .. }| Some((node, outcome.ok()?)));
-                reported.collect()
+                peers
+                    .agents(asked, Timeouts::all(ROUND))
+                    .await
+                    .into_iter()
+                    .filter_map(|Reply { node, outcome, .. }| Some((node, outcome.ok()?)))
+                    .collect()
             };
             self.wait(round, asking.boxed());
         }
@@ -241,8 +245,11 @@ impl Watch {
         let asking = async move {
             let answers = peers.everything().await.answers;
             let agents = answers.iter().flat_map(|answer| {
-                let agents = answer.agents.iter().filter(|(_, agent)| agent.connected);
-                agents.map(|(node, _)| (node.clone(), answer.address))
+                answer
+                    .agents
+                    .iter()
+                    .filter(|(_, agent)| agent.connected)
+                    .map(|(node, _)| (node.clone(), answer.address))
             });
             WatchEvent::Others(agents.collect())
         };
@@ -265,8 +272,13 @@ impl Watch {
             let at = self.elsewhere.get(*node);
             at.is_some_and(|at| at.elapsed() < ELSEWHERE / 2) || suspected.contains_key(*node)
         };
-        let quiet = self.quiet.iter().filter(|node| !is_known(node));
-        let quiet = quiet.take(messages::NODES).map(ToString::to_string).collect();
+        let quiet = self
+            .quiet
+            .iter()
+            .filter(|node| !is_known(node))
+            .take(messages::NODES)
+            .map(ToString::to_string)
+            .collect();
         let (own, from) = (self.own.clone(), self.hub.store().epoch());
         let on_node = self.hub.replica().own_node.get().cloned();
         let announcing = async move {
@@ -296,18 +308,21 @@ impl Watch {
             act,
         };
         let mut all = own.clone();
-        let others = suspects.shared.all();
-        let others =
-            others.into_iter().filter(|(node, _)| !self.hub.agents().is_alive(node, SILENT));
-        let others = others.filter(|(node, _)| self.hub.store().knows(node));
-        let others = others.filter(|(node, _)| !all.nodes.contains_key(node));
+        let others = suspects
+            .shared
+            .all()
+            .into_iter()
+            .filter(|(node, _)| !self.hub.agents().is_alive(node, SILENT))
+            .filter(|(node, _)| self.hub.store().knows(node))
+            .filter(|(node, _)| !all.nodes.contains_key(node));
         // Each message of another replica has the age anew, and with it another time.
-        let others = others.map(|(node, of)| {
-            let known = before.nodes.get(&node);
-            let since = known.map_or(of.since, |known| known.since);
-            (node, Suspicion { since, ..of })
-        });
-        let others: Vec<_> = others.collect();
+        let others: Vec<_> = others
+            .map(|(node, of)| {
+                let known = before.nodes.get(&node);
+                let since = known.map_or(of.since, |known| known.since);
+                (node, Suspicion { since, ..of })
+            })
+            .collect();
         let is_new = |of: &&Suspicion| of.since.elapsed().is_ok_and(|age| age < OLD);
         let both = all.nodes.values().chain(others.iter().map(|(_, of)| of));
         if !others.is_empty() && both.filter(is_new).count() <= self.most() {
@@ -370,12 +385,15 @@ fn addresses(facts: &NodeFacts) -> impl Iterator<Item = IpAddr> {
 /// Returns the question for a node: about the quiet one and the control, or none for a witness.
 fn question(asked: &AskedNode, about: &NodeName, nodes: &FactsByNode) -> pb::Inspect {
     let target = |node: &NodeName| {
-        let addresses = nodes.get(node).into_iter().flat_map(|facts| addresses(facts));
-        let addresses = addresses.map(|ip| ip.to_string()).collect();
+        let addresses = nodes
+            .get(node)
+            .into_iter()
+            .flat_map(|facts| addresses(facts))
+            .map(|ip| ip.to_string())
+            .collect();
         pb::ReachTarget { addresses }
     };
-    let nodes = asked.control.as_ref();
-    let nodes = nodes.map(|control| vec![target(about), target(control)]);
+    let nodes = asked.control.as_ref().map(|control| vec![target(about), target(control)]);
     pb::Inspect {
         reach: nodes.map(|nodes| pb::ReachQuestion { nodes }),
         ..pb::Inspect::default()

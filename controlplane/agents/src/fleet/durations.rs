@@ -96,13 +96,15 @@ impl Durations {
     pub fn percentile(&self, percent: u64) -> Duration {
         let rank = (self.count * percent).div_ceil(100).max(1);
         let mut counted = 0;
-        let found = self.buckets.iter().find(|(_, count)| {
-            counted += u64::from(*count);
-            counted >= rank
-        });
-        found.map_or(self.longest, |(bucket, _)| {
-            bound_of(*bucket).min(self.longest)
-        })
+        self.buckets
+            .iter()
+            .find(|(_, count)| {
+                counted += u64::from(*count);
+                counted >= rank
+            })
+            .map_or(self.longest, |(bucket, _)| {
+                bound_of(*bucket).min(self.longest)
+            })
     }
 
     /// Returns the sum in seconds, and the number of durations up to each bound in seconds and above the one before.
@@ -126,8 +128,7 @@ impl Durations {
 fn bucket_of(duration: Duration) -> u16 {
     let units = duration.as_nanos().div_ceil(UNIT_NANOS);
     // A bound belongs to the bucket below it.
-    let units = u64::try_from(units).unwrap_or(u64::MAX);
-    let units = units.saturating_sub(1).min(LONGEST);
+    let units = u64::try_from(units).unwrap_or(u64::MAX).saturating_sub(1).min(LONGEST);
     let doublings = u64::from((units / PARTS).checked_ilog2().unwrap_or(0));
     let bucket = PARTS * doublings + (units >> doublings);
     u16::try_from(bucket).unwrap_or(u16::MAX)

@@ -90,8 +90,7 @@ impl Latencies {
 
     /// Returns the last change of a Service, if it is still remembered.
     pub fn of(&self, service: &ServiceName) -> Option<&Programmed> {
-        let mut newest_first = self.0.iter().rev();
-        newest_first.find(|programmed| programmed.service == *service)
+        self.0.iter().rev().find(|programmed| programmed.service == *service)
     }
 
     /// Returns a summary of all changes; `None` without any.

@@ -128,8 +128,11 @@ impl AgentRegistry {
     /// Returns the memory of these times, in bytes.
     pub fn progress_bytes(&self) -> usize {
         let agents = self.lock();
-        let all = agents.by_node.values();
-        all.map(|agent| agent.progress.points.capacity() * size_of::<Point>()).sum()
+        agents
+            .by_node
+            .values()
+            .map(|agent| agent.progress.points.capacity() * size_of::<Point>())
+            .sum()
     }
 
     /// Returns when one node had a revision, and the newest revision that it holds; `None` if the node has no agent.

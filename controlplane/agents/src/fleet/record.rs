@@ -64,8 +64,12 @@ pub fn has_servers(record: &AgentRecord) -> bool {
 /// Returns when the kernel was last compared according to a report, in milliseconds since 1970 by the agent's
 /// clock. The oldest comparison of all families counts. `None` = there was none, or the agent does not report it.
 pub(super) fn verified(report: &Report) -> Option<u64> {
-    let families = report.families.iter().map(|family| family.verified_at_ms);
-    families.filter(|at| *at > 0).min()
+    report
+        .families
+        .iter()
+        .map(|family| family.verified_at_ms)
+        .filter(|at| *at > 0)
+        .min()
 }
 
 impl AgentRecord {

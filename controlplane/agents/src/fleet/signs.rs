@@ -42,10 +42,14 @@ impl AgentRegistry {
     pub(crate) fn askable(&self, silent: Duration) -> Vec<NodeName> {
         let now = Instant::now();
         let agents = self.lock();
-        let alive = agents.by_node.iter().filter(|(_, agent)| {
-            agent.record.beats && !agent.stranger && is_alive(&agent.record, now, silent)
-        });
-        alive.map(|(node, _)| node.clone()).collect()
+        agents
+            .by_node
+            .iter()
+            .filter(|(_, agent)| {
+                agent.record.beats && !agent.stranger && is_alive(&agent.record, now, silent)
+            })
+            .map(|(node, _)| node.clone())
+            .collect()
     }
 
     /// Returns whether a node's agent is alive.

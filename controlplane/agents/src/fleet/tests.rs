@@ -62,8 +62,10 @@ fn a_state_from_a_file_is_no_sign_of_an_older_process() {
 #[test]
 fn names_that_are_no_nodes_are_bounded() {
     let hub = hub();
-    let sessions = (0..MAX_STRANGERS).map(|n| begin(&hub, &format!("stranger-{n}")));
-    let mut sessions: Vec<Session> = sessions.collect::<Result<_, _>>().unwrap();
+    let mut sessions: Vec<Session> = (0..MAX_STRANGERS)
+        .map(|n| begin(&hub, &format!("stranger-{n}")))
+        .collect::<Result<_, _>>()
+        .unwrap();
     assert_eq!(begin(&hub, "one-more").unwrap_err(), NotBegun::TooMany);
     // A Node is no stranger; a known stranger that reconnects is not counted twice.
     publish_node(&hub, "n1");
@@ -88,8 +90,11 @@ fn strangers_that_are_gone_are_forgotten_and_nodes_are_not() {
     let sweep = |after| {
         let now = Instant::now() + after;
         hub.agents().sweep(now, |name| hub.store().knows(name));
-        let names = hub.agents().records().into_keys();
-        names.map(|name| name.to_string()).collect::<Vec<_>>()
+        hub.agents()
+            .records()
+            .into_keys()
+            .map(|name| name.to_string())
+            .collect::<Vec<_>>()
     };
     assert_eq!(sweep(REMEMBERED / 2).len(), 4);
     assert_eq!(sweep(REMEMBERED * 2), ["a-node-later", "connected", "n1"]);

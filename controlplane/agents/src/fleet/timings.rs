@@ -114,8 +114,11 @@ impl Timings {
     /// Returns the durations of each hop, by its name in metrics.
     pub fn hops(&self) -> Vec<(&'static str, Durations)> {
         let kept = self.lock();
-        let hops = Hop::ALL.into_iter().zip(&kept.hops);
-        hops.map(|(hop, durations)| (hop.name(), durations.clone())).collect()
+        Hop::ALL
+            .into_iter()
+            .zip(&kept.hops)
+            .map(|(hop, durations)| (hop.name(), durations.clone()))
+            .collect()
     }
 
     /// Returns the durations until kernels held a change, of all nodes and changes.

@@ -282,6 +282,5 @@ impl IndexOwner {
 
 /// Returns the Services that may have changed, also where nodes have nothing to do about it.
 fn services_of(publication: &Publication) -> BTreeSet<ServiceName> {
-    let services = publication.services.iter();
-    services.map(|(key, _)| key.service.clone()).collect()
+    publication.services.iter().map(|(key, _)| key.service.clone()).collect()
 }

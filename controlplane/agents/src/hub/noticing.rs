@@ -15,8 +15,7 @@ pub(crate) fn problems(recorder: &Recorder, before: &[Issue], after: &[Issue]) {
         (NoticeKind::ProblemGone, before, after),
     ];
     for (kind, issues, others) in sides {
-        let new = issues.iter();
-        let mut new = new.filter(|issue| others.binary_search(issue).is_err());
+        let mut new = issues.iter().filter(|issue| others.binary_search(issue).is_err());
         for issue in new.by_ref().take(PROBLEMS) {
             let object = &issue.object;
             let namespace = match object.namespace.as_str() {

@@ -68,10 +68,16 @@ impl Authenticator {
         hub: Arc<Hub>,
         api: Option<Arc<Api>>,
     ) -> Result<Arc<Self>, AuthenticatorError> {
-        let listed = config.token_auth_file.clone().map(TokenTableFile);
-        let listed = listed.map(|file| Follower::start(file, "tokens"));
-        let rules = config.authorization_file.clone().map(RulesFile);
-        let rules = rules.map(|file| Follower::start(file, "rights"));
+        let listed = config
+            .token_auth_file
+            .clone()
+            .map(TokenTableFile)
+            .map(|file| Follower::start(file, "tokens"));
+        let rules = config
+            .authorization_file
+            .clone()
+            .map(RulesFile)
+            .map(|file| Follower::start(file, "rights"));
         let reviews = api.map(|api| Arc::new(Reviews::new(api)));
         let rights = match (rules.transpose()?, &reviews) {
             (Some(rules), _) => Rights::File(rules),
@@ -134,8 +140,7 @@ impl Authenticator {
             token,
             who: None,
         };
-        let who = caller.identify().await;
-        let who = who.inspect_err(|refusal| caller.refused("", refusal))?;
+        let who = caller.identify().await.inspect_err(|refusal| caller.refused("", refusal))?;
         Ok(Caller { who, ..caller })
     }
 }

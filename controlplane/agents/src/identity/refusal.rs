@@ -110,11 +110,15 @@ impl Refusals {
 
     /// Returns all counters.
     pub(super) fn all(&self) -> Vec<(Port, RefusalReason, u64)> {
-        let ports = Port::ALL.iter().zip(&self.0);
-        let counters = ports.flat_map(|(port, counters)| {
-            let reasons = RefusalReason::ALL.iter().zip(counters);
-            reasons.map(|(reason, count)| (*port, *reason, count.load(Ordering::Relaxed)))
-        });
-        counters.collect()
+        Port::ALL
+            .iter()
+            .zip(&self.0)
+            .flat_map(|(port, counters)| {
+                RefusalReason::ALL
+                    .iter()
+                    .zip(counters)
+                    .map(|(reason, count)| (*port, *reason, count.load(Ordering::Relaxed)))
+            })
+            .collect()
     }
 }

@@ -104,8 +104,7 @@ impl Reviews {
 
     /// Reads a document about the published keys.
     pub(super) async fn document<T: DeserializeOwned>(&self, path: &str) -> Result<T, Unanswered> {
-        let request = http::Request::get(path).body(Vec::new());
-        let request = request.map_err(|error| Unanswered {
+        let request = http::Request::get(path).body(Vec::new()).map_err(|error| Unanswered {
             asked: KEYS,
             failure: Failure::Malformed(error.to_string()),
         })?;

@@ -130,8 +130,8 @@ mod tests {
              - {users: [alice], verbs: [get], paths: [/kplane/status, '/kplane/desired/*']}\n\
              - {groups: [on-call], verbs: ['*'], paths: ['/kplane/*']}\n\
              - {users: [dave], verbs: [get], paths: [/kplane/desired/n1]}\n",
-        );
-        let rules = rules.unwrap();
+        )
+        .unwrap();
         let (alice, bob) = (subject("alice", &[]), subject("bob", &["on-call"]));
         let (carol, dave) = (subject("carol", &["on-call-not"]), subject("dave", &[]));
         let node = Right::ReadDesired("n1".into());

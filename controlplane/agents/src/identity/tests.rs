@@ -217,8 +217,10 @@ async fn a_watch_ends_with_its_credential() {
     let folder = TempDir::new().unwrap();
     let authenticator = authenticator(folder.path(), None);
     let connection = ConnectionGuard::of(certificate("alice", &[], Duration::from_secs(600)));
-    let caller = authenticator.authenticate(Port::Status, &connection, &HeaderMap::new()).await;
-    let caller = caller.unwrap();
+    let caller = authenticator
+        .authenticate(Port::Status, &connection, &HeaderMap::new())
+        .await
+        .unwrap();
     let early = timeout(Duration::from_secs(590), caller.ended()).await;
     assert!(early.is_err(), "{early:?}");
     let (outbox, mut answers) = mpsc::channel::<Result<(), tonic::Status>>(1);

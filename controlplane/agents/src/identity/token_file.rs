@@ -46,8 +46,13 @@ impl TokenTable {
             let Some(uid) = record.get(2) else {
                 return wrong("uid");
             };
-            let groups = record.get(3).unwrap_or_default().split(',').map(str::trim);
-            let groups = groups.filter(|group| !group.is_empty()).map(str::to_owned);
+            let groups = record
+                .get(3)
+                .unwrap_or_default()
+                .split(',')
+                .map(str::trim)
+                .filter(|group| !group.is_empty())
+                .map(str::to_owned);
             let subject = Subject {
                 name: name.to_owned(),
                 groups: groups.collect(),
@@ -99,8 +104,7 @@ mod tests {
     fn lines_name_users_and_their_groups() {
         let table = TokenTable::parse(
             b"# agents\nabc,system:node:n1,1,system:nodes\ndef,alice,2,\"on-call, kplane:admins\"\nghi,bob,3\n",
-        );
-        let table = table.unwrap();
+        ).unwrap();
         let owner = |token| table.owner(&Token::parse(token).unwrap());
         assert_eq!(owner("abc").unwrap().node(&[]), Some("n1"));
         let alice = owner("def").unwrap();

@@ -113,8 +113,7 @@ impl Tokens {
             return Err(Refusal::new(RefusalReason::TooMuch, text));
         }
         let served = |identity: &Identity| {
-            let node = identity.binding().map(|node| node.name.as_str());
-            node.is_some_and(&has_served)
+            identity.binding().map(|node| node.name.as_str()).is_some_and(&has_served)
         };
         let Ok(_permit) = self.permits.try_acquire() else {
             let answers = !self.unanswered.load(Ordering::Relaxed);

@@ -193,8 +193,9 @@ impl Backend {
 }
 
 fn folder_of(file: &Path) -> &Path {
-    let folder = file.parent().filter(|folder| !folder.as_os_str().is_empty());
-    folder.unwrap_or(Path::new("."))
+    file.parent()
+        .filter(|folder| !folder.as_os_str().is_empty())
+        .unwrap_or(Path::new("."))
 }
 
 /// Runs a step on a thread that may wait for the disk, with a limit.
@@ -244,8 +245,7 @@ fn read_file(path: &Path) -> Result<Option<Overrides>, Trouble> {
 /// Changes the file while no other replica does: they share a lock file.
 fn change_file(path: &Path, in_force: &Overrides, change: &Change) -> Result<Overrides, Unchanged> {
     let lock = path.with_extension("lock");
-    let lock = open(&lock, OpenOptions::new().create(true).append(true));
-    let lock = lock.map_err(disk(path))?;
+    let lock = open(&lock, OpenOptions::new().create(true).append(true)).map_err(disk(path))?;
     lock.lock().map_err(disk(path))?;
     let before = read_file(path)?;
     let next = Overrides::newer(before.as_ref(), in_force).changed(change)?;

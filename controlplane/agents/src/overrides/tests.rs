@@ -47,9 +47,11 @@ fn the_newest_order_that_names_a_node_decides() {
 
 #[test]
 fn the_document_says_all_and_is_bounded() {
-    let overrides = Overrides::default();
-    let overrides = overrides.with(&wish(true, &[Scope::All])).unwrap();
-    let overrides = overrides.with(&wish(false, &[node("a")])).unwrap();
+    let overrides = Overrides::default()
+        .with(&wish(true, &[Scope::All]))
+        .unwrap()
+        .with(&wish(false, &[node("a")]))
+        .unwrap();
     assert_eq!(Overrides::read(&overrides.write()).unwrap(), overrides);
     let many: Vec<Scope> = (0..=MAX_OVERRIDES).map(|n| node(&format!("n{n}"))).collect();
     assert_eq!(Overrides::default().with(&wish(true, &many)), Err(TooMany));

@@ -36,8 +36,7 @@ impl Peers {
         at: BTreeMap<SocketAddr, Questions>,
         timeouts: Timeouts,
     ) -> Vec<Reply> {
-        let asked = at.into_iter();
-        let asked = asked.map(|(address, nodes)| self.agents_at(address, nodes, timeouts));
+        let asked = at.into_iter().map(|(address, nodes)| self.agents_at(address, nodes, timeouts));
         let (heard, mut room) = (join_all(asked).await, Room::default());
         let heard = heard.into_iter().flatten();
         heard.map(|heard| room.fit(heard)).collect()
@@ -87,8 +86,7 @@ impl Peers {
         let (targets, _) = self.way.targets().await;
         let target = targets.iter().find(|target| target.address == address);
         let mut client = self.way.client(target.ok_or("it is not there any more")?);
-        let stream = client.ask(request).await.map_err(refused)?;
-        let mut stream = stream.into_inner();
+        let mut stream = client.ask(request).await.map_err(refused)?.into_inner();
         let mut bytes = 0;
         while let Some(asked) = stream.message().await.map_err(refused)? {
             bytes += asked.encoded_len();

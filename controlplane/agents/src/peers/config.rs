@@ -117,9 +117,11 @@ impl Config {
     pub fn files(&self, own: &ServerFiles) -> Option<ClientFiles> {
         let flags = &self.flags;
         let authorities = flags.peer_certificate_authority.clone();
-        let pair = flags.peer_client_certificate.clone();
-        let pair = pair.zip(flags.peer_client_key.clone());
-        let pair = pair.map(|(certificate, key)| KeyPair { certificate, key });
+        let pair = flags
+            .peer_client_certificate
+            .clone()
+            .zip(flags.peer_client_key.clone())
+            .map(|(certificate, key)| KeyPair { certificate, key });
         Some(ClientFiles {
             authorities: authorities.or_else(|| own.client_authorities.clone())?,
             pair: Some(pair.unwrap_or_else(|| own.pair.clone())),

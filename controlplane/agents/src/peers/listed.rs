@@ -25,8 +25,7 @@ impl Listed {
     /// Returns where replicas serve agents, 64 at most, for the wire.
     pub(crate) fn places(&self) -> Vec<String> {
         let places = self.places.borrow();
-        let places = places.iter().take(MAX_ADDRESSES);
-        places.map(ToString::to_string).collect()
+        places.iter().take(MAX_ADDRESSES).map(ToString::to_string).collect()
     }
 
     /// Returns the addresses of a host; none if it is not the Service, or nothing was listed yet.

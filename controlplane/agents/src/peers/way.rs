@@ -159,8 +159,9 @@ impl Way {
         let listed = self.listed.as_ref().map(|listed| listed.of(place.host()));
         let mut ips = listed.unwrap_or_default();
         if ips.is_empty() {
-            let found = timeout(RESOLVE, lookup_host((&**place.host(), place.port()))).await;
-            let found = found.map_err(|_| io::Error::from(io::ErrorKind::TimedOut))??;
+            let found = timeout(RESOLVE, lookup_host((&**place.host(), place.port())))
+                .await
+                .map_err(|_| io::Error::from(io::ErrorKind::TimedOut))??;
             ips = found.map(|at| at.ip()).collect();
         }
         // One more than are asked, so that the rest is noticed.
@@ -213,9 +214,9 @@ async fn connect(dialer: Dialer, cover: PeerCover, to: Target) -> io::Result<Box
             config,
             server_name,
         } => {
-            let follower = config.await;
-            let follower =
-                follower.ok_or_else(|| io::Error::other("this replica has no certificate yet"))?;
+            let follower = config
+                .await
+                .ok_or_else(|| io::Error::other("this replica has no certificate yet"))?;
             (Some(follower.current()), server_name.unwrap_or(to.host))
         }
     };
@@ -243,8 +244,9 @@ mod tests {
     #[tokio::test]
     async fn the_own_service_is_what_the_api_server_lists() {
         let service = "kplane-controlplane.kplane.svc";
-        let places = ["192.0.2.1:17443", "[2001:db8::1]:17443"];
-        let places: BTreeSet<SocketAddr> = places.map(|place| place.parse().unwrap()).into();
+        let places: BTreeSet<SocketAddr> = ["192.0.2.1:17443", "[2001:db8::1]:17443"]
+            .map(|place| place.parse().unwrap())
+            .into();
         let (sender, places) = watch::channel(places);
         let flags = PeerFlags {
             peers: vec![service.parse().unwrap()],

@@ -43,8 +43,7 @@ impl AgentService for AgentServer {
             }
             None => None,
         };
-        let address = connection.as_ref().map(|c| c.peer().to_string());
-        let address = address.unwrap_or_default();
+        let address = connection.as_ref().map(|c| c.peer().to_string()).unwrap_or_default();
         let (postman, mailbox) = mailbox();
         let (outbound, gone) = Outbound::new(mailbox, Arc::clone(&self.hub.streams().traffic));
         let hub = Arc::clone(&self.hub);

@@ -76,8 +76,9 @@ pub(super) async fn run(
     postman: &Postman,
     gone: oneshot::Receiver<()>,
 ) -> End {
-    let first = timeout(HELLO_WITHIN, inbound.message()).await;
-    let first = first.map_err(|_| Status::deadline_exceeded("no Hello within 10 s"))??;
+    let first = timeout(HELLO_WITHIN, inbound.message())
+        .await
+        .map_err(|_| Status::deadline_exceeded("no Hello within 10 s"))??;
     let Some(agent_message::Kind::Hello(mut hello)) = first.and_then(|m| m.kind) else {
         return Err(Status::invalid_argument("the first message must be Hello"));
     };

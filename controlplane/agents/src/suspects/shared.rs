@@ -49,9 +49,11 @@ impl ReplicaWords {
     /// Returns everything that counts now.
     pub(crate) fn all(&self) -> SuspicionsByNode {
         let all = self.lock();
-        let words = all.values().filter(|said| said.at.elapsed() < COUNTS);
-        let nodes = words.flat_map(|said| &said.nodes);
-        nodes.map(|(node, of)| (node.clone(), of.clone())).collect()
+        all.values()
+            .filter(|said| said.at.elapsed() < COUNTS)
+            .flat_map(|said| &said.nodes)
+            .map(|(node, of)| (node.clone(), of.clone()))
+            .collect()
     }
 
     /// Returns the Nodes on which other replicas run.
@@ -66,8 +68,10 @@ impl ReplicaWords {
         let is_silent = |said: &Said| said.at.elapsed() > AWAY;
         let there: BTreeSet<_> =
             all.values().filter(|said| !is_silent(said)).map(|said| &said.on_node).collect();
-        let gone = all.values().filter(|said| is_silent(said) && said.at.elapsed() < REMEMBERED);
-        let gone = gone.filter(|said| !there.contains(&said.on_node));
-        gone.filter_map(|said| Some((said.on_node.clone()?, said.at))).collect()
+        all.values()
+            .filter(|said| is_silent(said) && said.at.elapsed() < REMEMBERED)
+            .filter(|said| !there.contains(&said.on_node))
+            .filter_map(|said| Some((said.on_node.clone()?, said.at)))
+            .collect()
     }
 }

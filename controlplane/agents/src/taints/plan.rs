@@ -19,8 +19,8 @@ pub(super) struct Plan {
 /// Compares whether canaries answer with the Nodes that have the taint.
 pub(super) fn plan(answers: &BTreeMap<NodeName, bool>, tainted: &BTreeSet<NodeName>) -> Plan {
     let of = |wanted: bool| {
-        let nodes = answers.iter();
-        nodes
+        answers
+            .iter()
             .filter(move |(node, answers)| **answers != wanted && tainted.contains(*node) != wanted)
     };
     let mut writes: Vec<_> = of(false).map(|(node, _)| (node.clone(), false)).collect();

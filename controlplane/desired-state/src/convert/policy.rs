@@ -28,40 +28,52 @@ fn name_of(kind: Kind, metadata: &ObjectMeta) -> PolicyName {
 pub fn network_policy(policy: &k8s::NetworkPolicy, location: &str) -> (NetworkPolicy, Vec<Issue>) {
     let (metadata, spec) = (&policy.metadata, &policy.spec);
     let mut report = Report::new(Kind::NetworkPolicy, metadata, location);
-    let pods = spec.pod_selector.as_ref().map_or(Ok(Selector::default()), selector);
-    let pods = pods.unwrap_or_else(|problem| {
-        let reason =
-            format!("spec.podSelector: {problem}; the policy isolates all Pods of the namespace");
-        report.error(Reason::InvalidPolicy, reason);
-        Selector::default()
-    });
+    let pods = spec
+        .pod_selector
+        .as_ref()
+        .map_or(Ok(Selector::default()), selector)
+        .unwrap_or_else(|problem| {
+            let reason = format!(
+                "spec.podSelector: {problem}; the policy isolates all Pods of the namespace"
+            );
+            report.error(Reason::InvalidPolicy, reason);
+            Selector::default()
+        });
     let has_egress = spec.egress.as_ref().is_some_and(|rules| !rules.is_empty());
     let [is_ingress, is_egress] = types(spec.policy_types.as_deref(), has_egress, &mut report);
     let ingress = is_ingress.then(|| {
-        let rules = spec.ingress.iter().flatten().enumerate();
-        let rules = rules.map(|(at, rule)| {
-            let peers = rule.from.as_deref();
-            (
-                format!("spec.ingress[{at}]"),
-                "from",
-                peers,
-                rule.ports.as_deref(),
-            )
-        });
-        rules.map(|rule| self::rule(rule, &mut report)).collect()
+        spec.ingress
+            .iter()
+            .flatten()
+            .enumerate()
+            .map(|(at, rule)| {
+                let peers = rule.from.as_deref();
+                (
+                    format!("spec.ingress[{at}]"),
+                    "from",
+                    peers,
+                    rule.ports.as_deref(),
+                )
+            })
+            .map(|rule| self::rule(rule, &mut report))
+            .collect()
     });
     let egress = is_egress.then(|| {
-        let rules = spec.egress.iter().flatten().enumerate();
-        let rules = rules.map(|(at, rule)| {
-            let peers = rule.to.as_deref();
-            (
-                format!("spec.egress[{at}]"),
-                "to",
-                peers,
-                rule.ports.as_deref(),
-            )
-        });
-        rules.map(|rule| self::rule(rule, &mut report)).collect()
+        spec.egress
+            .iter()
+            .flatten()
+            .enumerate()
+            .map(|(at, rule)| {
+                let peers = rule.to.as_deref();
+                (
+                    format!("spec.egress[{at}]"),
+                    "to",
+                    peers,
+                    rule.ports.as_deref(),
+                )
+            })
+            .map(|rule| self::rule(rule, &mut report))
+            .collect()
     });
     let policy = NetworkPolicy {
         name: name_of(Kind::NetworkPolicy, metadata),
@@ -125,20 +137,26 @@ fn rule((place, list, peers, ports): Written<'_>, report: &mut Report<'_>) -> Ru
     let restricts = |len: usize| len > 0;
     let mut problems = Vec::new();
     let peers = peers.filter(|peers| restricts(peers.len())).map(|peers| {
-        let peers = peers.iter().enumerate().filter_map(|(at, peer)| {
-            let place = format!("{place}.{list}[{at}]");
-            let converted = self::peer(peer, &place, report);
-            converted.map_err(|problem| problems.push(format!("{place}: {problem}"))).ok()
-        });
-        peers.collect()
+        peers
+            .iter()
+            .enumerate()
+            .filter_map(|(at, peer)| {
+                let place = format!("{place}.{list}[{at}]");
+                let converted = self::peer(peer, &place, report);
+                converted.map_err(|problem| problems.push(format!("{place}: {problem}"))).ok()
+            })
+            .collect()
     });
     let ports = ports.filter(|ports| restricts(ports.len())).map(|ports| {
-        let ports = ports.iter().enumerate().filter_map(|(at, port)| {
-            let place = format!("{place}.ports[{at}]");
-            let converted = self::port(port);
-            converted.map_err(|problem| problems.push(format!("{place}: {problem}"))).ok()
-        });
-        ports.collect()
+        ports
+            .iter()
+            .enumerate()
+            .filter_map(|(at, port)| {
+                let place = format!("{place}.ports[{at}]");
+                let converted = self::port(port);
+                converted.map_err(|problem| problems.push(format!("{place}: {problem}"))).ok()
+            })
+            .collect()
     });
     if problems.is_empty() {
         return Rule { peers, ports };
@@ -204,8 +222,8 @@ fn block(block: &k8s::IpBlock, place: &str, report: &mut Report<'_>) -> Result<B
 
 /// Converts a port of a rule (NP8 to NP10).
 fn port(port: &k8s::PolicyPort) -> Result<PolicyPort, String> {
-    let protocol = protocol(port.protocol.as_deref());
-    let protocol = protocol.map_err(|error| format!("protocol: {error}"))?;
+    let protocol =
+        protocol(port.protocol.as_deref()).map_err(|error| format!("protocol: {error}"))?;
     let number = |field: &str, number: i64| {
         port_number(number)
             .ok_or_else(|| format!("{field}: {number} is not a port; use 1 to 65535"))
@@ -233,8 +251,11 @@ fn port(port: &k8s::PolicyPort) -> Result<PolicyPort, String> {
 
 /// Converts a label selector (NP5).
 pub(super) fn selector(written: &LabelSelector) -> Result<Selector, String> {
-    let labels = written.match_labels.iter().flatten();
-    let labels = labels.map(|(key, value)| Ok(Requirement::In(shared(key), vec![shared(value)])));
+    let labels = written
+        .match_labels
+        .iter()
+        .flatten()
+        .map(|(key, value)| Ok(Requirement::In(shared(key), vec![shared(value)])));
     let expressions = written.match_expressions.iter().flatten().map(|expression| {
         let key = shared(&expression.key);
         let mut values: Vec<Arc<str>> =
@@ -269,8 +290,7 @@ pub fn namespace(namespace: &k8s::Namespace) -> Labels {
 }
 
 pub(super) fn shared_labels(labels: &k8s::Texts) -> Labels {
-    let labels = labels.iter();
-    labels.map(|(key, value)| (shared(key), shared(value))).collect()
+    labels.iter().map(|(key, value)| (shared(key), shared(value))).collect()
 }
 
 /// Converts a Pod. `None` for a Pod that no policy can be about: it has ended (NP18), has no node yet, or uses its node's

@@ -60,8 +60,12 @@ fn origin(svc: &k8s::Service) -> EndpointOrigin {
     let spec = &svc.spec;
     // An entry may have a name only, or an address that others serve.
     let given = svc.status.load_balancer.ingress.iter().flatten().next();
-    let labels = spec.selector.iter().flat_map(|labels| labels.iter());
-    let labels: Vec<String> = labels.map(|(key, value)| format!("{key}={value}")).collect();
+    let labels: Vec<String> = spec
+        .selector
+        .iter()
+        .flat_map(|labels| labels.iter())
+        .map(|(key, value)| format!("{key}={value}"))
+        .collect();
     let ports = spec.ports.iter().flatten().take(MAX_SERVICE_PORTS);
     let named = ports.filter_map(|port| {
         Some((
@@ -341,8 +345,7 @@ fn affinity_timeout_s(spec: &ServiceSpec, report: &mut Report<'_>) -> Option<u32
     let Some(seconds) = written else {
         return Some(AFFINITY_TIMEOUT_DEFAULT_S);
     };
-    let valid = u32::try_from(seconds).ok();
-    let valid = valid.filter(|s| (1..=AFFINITY_TIMEOUT_MAX_S).contains(s));
+    let valid = u32::try_from(seconds).ok().filter(|s| (1..=AFFINITY_TIMEOUT_MAX_S).contains(s));
     if valid.is_none() {
         report.warning(
             Reason::InvalidField,

@@ -60,8 +60,10 @@ fn whole(
         return Err("subject: Pods are needed; use namespaces or pods".to_owned());
     };
     let mut rules = |field: &str, direction, rules: &Option<Vec<ClusterRule>>| {
-        let rules = rules.iter().flatten().enumerate();
         rules
+            .iter()
+            .flatten()
+            .enumerate()
             .map(|(at, written)| rule(&format!("spec.{field}[{at}]"), direction, written, report))
             .collect()
     };
@@ -182,17 +184,17 @@ fn peer(written: &ClusterPeer) -> Result<Vec<PeerSpec>, String> {
             }])
         }
         (None, None, Some(nodes), None) => Ok(vec![PeerSpec::Nodes(select("nodes", Some(nodes))?)]),
-        (None, None, None, Some(networks)) => {
-            let networks = networks.iter().map(|text| {
+        (None, None, None, Some(networks)) => networks
+            .iter()
+            .map(|text| {
                 let range: Cidr =
                     text.parse().map_err(|error| format!("networks: {error}; correct it"))?;
                 Ok(PeerSpec::Block(Block {
                     range,
                     except: Vec::new(),
                 }))
-            });
-            networks.collect()
-        }
+            })
+            .collect(),
         _ => Err("one of namespaces, pods, nodes and networks is needed".to_owned()),
     }
 }
@@ -200,17 +202,17 @@ fn peer(written: &ClusterPeer) -> Result<Vec<PeerSpec>, String> {
 /// Converts a protocol with its ports.
 fn ports(written: &ClusterProtocol) -> Result<Vec<PolicyPort>, String> {
     known(&written.others)?;
-    let of = [
+    let mut of = [
         (Protocol::Tcp, &written.tcp),
         (Protocol::Udp, &written.udp),
         (Protocol::Sctp, &written.sctp),
-    ];
-    let mut of = of.into_iter().filter_map(|(protocol, ports)| Some((protocol, ports.as_ref()?)));
+    ]
+    .into_iter()
+    .filter_map(|(protocol, ports)| Some((protocol, ports.as_ref()?)));
     match (of.next(), of.next(), &written.destination_named_port) {
         (Some((protocol, ports)), None, None) => Ok(vec![port(protocol, ports)?]),
         (None, None, Some(name)) if !name.is_empty() => {
-            let named = Protocol::ALL.map(|protocol| PolicyPort::Named(protocol, shared(name)));
-            Ok(named.to_vec())
+            Ok(Protocol::ALL.map(|protocol| PolicyPort::Named(protocol, shared(name))).to_vec())
         }
         _ => Err("one of tcp, udp, sctp and destinationNamedPort is needed".to_owned()),
     }

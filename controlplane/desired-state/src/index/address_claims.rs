@@ -124,8 +124,9 @@ impl AddressClaims {
 
     /// Returns the Services that name an address of a range.
     pub(super) fn users_in(&self, range: Cidr) -> impl Iterator<Item = &ServiceName> {
-        let users = self.users.range(range.first()..=range.last());
-        users.flat_map(|(_, services)| services)
+        self.users
+            .range(range.first()..=range.last())
+            .flat_map(|(_, services)| services)
     }
 
     #[cfg(test)]
@@ -168,8 +169,11 @@ impl AddressClaims {
 /// server chooses ClusterIPs, from ranges in which no program listens.
 fn named(ports: &[ServicePort]) -> BTreeSet<IpAddr> {
     let ips = |port: &'_ ServicePort| {
-        let others = port.external_ips.iter().chain(&port.load_balancer_ips);
-        others.copied().collect::<Vec<_>>()
+        port.external_ips
+            .iter()
+            .chain(&port.load_balancer_ips)
+            .copied()
+            .collect::<Vec<_>>()
     };
     ports.iter().flat_map(ips).collect()
 }
@@ -206,9 +210,11 @@ impl Ranges {
 
     fn find(&self, ip: IpAddr) -> Option<Cidr> {
         let family = Family::of(ip);
-        let lengths = self.lengths.keys().filter(|(of, _)| *of == family);
-        let mut ranges = lengths.filter_map(|(_, length)| Cidr::new(ip, *length));
-        ranges.find(|range| self.count.contains_key(range))
+        self.lengths
+            .keys()
+            .filter(|(of, _)| *of == family)
+            .filter_map(|(_, length)| Cidr::new(ip, *length))
+            .find(|range| self.count.contains_key(range))
     }
 }
 

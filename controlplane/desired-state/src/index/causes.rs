@@ -85,16 +85,15 @@ impl Causes {
 
     /// Returns the Services with causes of their own that say what changed.
     pub fn services(&self) -> impl Iterator<Item = &ServiceName> {
-        let named = self.by_service.iter();
-        let named =
-            named.filter(|(_, causes)| causes.iter().any(|cause| !cause.details.is_empty()));
-        named.filter_map(|(service, _)| service.as_ref())
+        self.by_service
+            .iter()
+            .filter(|(_, causes)| causes.iter().any(|cause| !cause.details.is_empty()))
+            .filter_map(|(service, _)| service.as_ref())
     }
 
     /// Returns a few causes that are about other objects.
     pub fn others(&self) -> impl Iterator<Item = &Arc<Cause>> {
-        let by = self.by_service.values();
-        by.flatten()
+        self.by_service.values().flatten()
     }
 }
 

@@ -128,8 +128,7 @@ impl Claims {
         &'a self,
         service: &'a ServiceName,
     ) -> impl Iterator<Item = (&'a Claim, &'a ServiceName)> {
-        let wanted = self.of.get(service).into_iter().flatten();
-        wanted.filter_map(move |(claim, _)| {
+        self.of.get(service).into_iter().flatten().filter_map(move |(claim, _)| {
             let mut ranks = self.ranks.get(claim)?.iter();
             let owns = ranks.next()?.key.service == *service;
             let next = ranks.find(|rank| rank.key.service != *service);

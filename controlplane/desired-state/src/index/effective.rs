@@ -100,9 +100,11 @@ impl Index {
             };
         }
         self.warn_of_external_ips(entry, &mut issues);
-        let ports = entry.ports.iter();
-        let ports: Vec<_> =
-            ports.filter_map(|port| self.effective_port(port, &mut issues)).collect();
+        let ports: Vec<_> = entry
+            .ports
+            .iter()
+            .filter_map(|port| self.effective_port(port, &mut issues))
+            .collect();
         let mut ports = self.with_endpoints(ports, &mut issues);
         if let Some(refusal) = self.refuse_proxy(&mut ports) {
             issues.add(Severity::Warning, Reason::ProxyRefused, || refusal);
@@ -121,8 +123,7 @@ impl Index {
         let entry = self.services.get(name);
         let asks = entry.filter(|entry| !entry.ports.is_empty()).map(|entry| {
             let mut size = ServiceSize::default();
-            let ports = entry.ports.iter();
-            ports.for_each(|port| size.add(port, self.listed_endpoints(port)));
+            entry.ports.iter().for_each(|port| size.add(port, self.listed_endpoints(port)));
             (Turn::new(name, entry.seniority()), size)
         });
         self.quota.replace(name, asks);
@@ -158,13 +159,15 @@ impl Index {
         }
         let not_here = || "this Service is not served there".to_owned();
         let mut fitting = |ips: &[IpAddr]| -> Vec<IpAddr> {
-            let ips = ips.iter().copied();
-            ips.filter(|ip| gets(address_claim(port, *ip), &not_here)).collect()
+            ips.iter()
+                .copied()
+                .filter(|ip| gets(address_claim(port, *ip), &not_here))
+                .collect()
         };
         let external_ips = fitting(&port.external_ips);
         let load_balancer_ips = fitting(&port.load_balancer_ips);
-        let node_port = port.node_port;
-        let node_port = node_port.filter(|number| gets(node_port_claim(port, *number), &not_here));
+        let node_port =
+            port.node_port.filter(|number| gets(node_port_claim(port, *number), &not_here));
         Some(ServicePort {
             external_ips,
             load_balancer_ips,
@@ -194,10 +197,12 @@ impl Index {
         // All ports of a family have the same addresses, and the ports are grouped by family.
         let is_other = |other: &&ServicePort| other.key.family != port.key.family;
         let both = [Some(port), entry.ports.iter().find(is_other)];
-        let external = both.into_iter().flatten();
-        let external =
-            external.flat_map(|port| port.external_ips.iter().chain(&port.load_balancer_ips));
-        let external: Vec<IpAddr> = external.copied().collect();
+        let external: Vec<IpAddr> = both
+            .into_iter()
+            .flatten()
+            .flat_map(|port| port.external_ips.iter().chain(&port.load_balancer_ips))
+            .copied()
+            .collect();
         self.warn_of_nodes(&external, issues);
         self.warn_of_ranges(&external, issues);
     }
@@ -241,8 +246,7 @@ impl Index {
 
     /// Returns the range of ClusterIPs that contains an address.
     pub(super) fn service_range(&self, ip: IpAddr) -> Option<Cidr> {
-        let mut ranges = self.cidrs.values().flatten().copied();
-        ranges.find(|range| range.contains(ip))
+        self.cidrs.values().flatten().copied().find(|range| range.contains(ip))
     }
 
     /// Adds to each port as many endpoints as nodes may hold for one Service. Addresses above the limit were
@@ -256,14 +260,16 @@ impl Index {
         ports.iter().for_each(|port| size.add(port, MAX_ENDPOINTS));
         let allowed = size.allowance().endpoints;
         let mut most = 0;
-        let with_endpoints = ports.into_iter().map(|port| {
-            let mut endpoints = self.endpoints(&port);
-            most = most.max(endpoints.len());
-            endpoints.truncate(allowed);
-            endpoints.shrink_to_fit();
-            (port, endpoints)
-        });
-        let with_endpoints = with_endpoints.collect();
+        let with_endpoints = ports
+            .into_iter()
+            .map(|port| {
+                let mut endpoints = self.endpoints(&port);
+                most = most.max(endpoints.len());
+                endpoints.truncate(allowed);
+                endpoints.shrink_to_fit();
+                (port, endpoints)
+            })
+            .collect();
         if most > allowed {
             issues.add(Severity::Error, Reason::TooLarge, || {
                 format!(
@@ -294,10 +300,14 @@ impl Index {
     /// Returns the entries of all slices for a port.
     fn listed(&self, port: &ServicePort) -> impl Iterator<Item = &SliceEndpoints> {
         let key = &port.key;
-        let slices = self.slices_of.get(&key.service).into_iter().flatten();
-        let ports = slices.filter_map(|id| self.slices.get(id)).flat_map(|slice| &slice.ports);
-        ports.filter(move |p| {
-            p.family == key.family && p.protocol == key.protocol && p.port_name == key.port_name
-        })
+        self.slices_of
+            .get(&key.service)
+            .into_iter()
+            .flatten()
+            .filter_map(|id| self.slices.get(id))
+            .flat_map(|slice| &slice.ports)
+            .filter(move |p| {
+                p.family == key.family && p.protocol == key.protocol && p.port_name == key.port_name
+            })
     }
 }

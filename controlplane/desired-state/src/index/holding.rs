@@ -123,9 +123,11 @@ impl Holding {
 
     /// Returns the objects of a kind that a later list of the source may confirm as gone.
     pub(super) fn unnamed(&self, kind: Kind) -> Vec<ObjectId> {
-        let objects = self.objects.iter();
-        let objects = objects.filter(|(id, said)| id.kind == kind && **said == Said::Nothing);
-        objects.map(|(id, _)| id.clone()).collect()
+        self.objects
+            .iter()
+            .filter(|(id, said)| id.kind == kind && **said == Said::Nothing)
+            .map(|(id, _)| id.clone())
+            .collect()
     }
 
     /// Returns a human-readable summary. The Services in `without_endpoints` are named, and keep
@@ -134,8 +136,7 @@ impl Holding {
         &self,
         without_endpoints: impl ExactSizeIterator<Item = ServiceName>,
     ) -> Held {
-        let services = self.objects.keys().filter(|id| id.kind == Kind::Service);
-        let services = services.map(service_name);
+        let services = self.objects.keys().filter(|id| id.kind == Kind::Service).map(service_name);
         let emptied = without_endpoints.len();
         let mut examples: Vec<_> =
             services.take(EXAMPLES).chain(without_endpoints.take(EXAMPLES)).collect();

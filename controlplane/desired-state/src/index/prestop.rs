@@ -67,9 +67,12 @@ impl Index {
     fn slice_endpoints(&self, port: u16) -> impl Iterator<Item = (&SliceEntry, &Endpoint)> {
         let most = if port == 0 { 1 } else { usize::MAX };
         self.slices.values().flat_map(move |slice| {
-            let ports = slice.ports.iter().take(most);
-            let endpoints = ports.flat_map(|port| &port.endpoints);
-            endpoints.map(move |endpoint| (slice, endpoint))
+            slice
+                .ports
+                .iter()
+                .take(most)
+                .flat_map(|port| &port.endpoints)
+                .map(move |endpoint| (slice, endpoint))
         })
     }
 
@@ -77,15 +80,20 @@ impl Index {
     pub fn is_terminating(&self, pod: &PodEndpoints) -> bool {
         let is_ending = |e: &Endpoint| pod.has(e.addr) && e.terminating;
         pod.services.iter().any(|service| {
-            let ports = self.effective(service).ports.into_iter();
-            ports.flat_map(|(_, endpoints)| endpoints).any(|e| is_ending(&e))
+            self.effective(service)
+                .ports
+                .into_iter()
+                .flat_map(|(_, endpoints)| endpoints)
+                .any(|e| is_ending(&e))
         })
     }
 
     /// Returns why the rules of some node lead new connections for a Service to a Pod; `None` if no node's do.
     pub fn lead(&self, service: &ServiceName, pod: &PodEndpoints) -> Option<Lead> {
-        let ports = self.effective(service).ports.into_iter();
-        let leads = ports.filter_map(|(port, endpoints)| lead(&port, &endpoints, |at| pod.has(at)));
-        leads.max()
+        self.effective(service)
+            .ports
+            .into_iter()
+            .filter_map(|(port, endpoints)| lead(&port, &endpoints, |at| pod.has(at)))
+            .max()
     }
 }

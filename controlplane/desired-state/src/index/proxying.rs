@@ -12,11 +12,14 @@ impl Index {
         if self.proxying.services == ProxyNamespaces::None {
             return Vec::new();
         }
-        let asking = self.services.iter().filter(|(name, entry)| {
-            let asks = entry.ports.iter().any(|port| port.proxied.is_some());
-            asks && self.proxying.services.allow(&name.namespace)
-        });
-        asking.map(|(name, _)| name.clone()).collect()
+        self.services
+            .iter()
+            .filter(|(name, entry)| {
+                let asks = entry.ports.iter().any(|port| port.proxied.is_some());
+                asks && self.proxying.services.allow(&name.namespace)
+            })
+            .map(|(name, _)| name.clone())
+            .collect()
     }
 
     /// Leaves a Service to the kernel that asks for the proxy and must not have it. Returns why.
@@ -43,8 +46,7 @@ impl Index {
             // The other end would see the node in place of the Pod.
             return Some("NetworkPolicies cannot judge what it relays".to_owned());
         }
-        let mut endpoints = endpoints.iter();
-        endpoints.find_map(|endpoint| {
+        endpoints.iter().find_map(|endpoint| {
             let why = self.endpoint_refusal(port, endpoint)?;
             Some(format!("its endpoint {} {why}", endpoint.addr))
         })

@@ -60,8 +60,7 @@ impl Quota {
 
     /// Records the size of a Service; `None` = the Service is gone.
     pub(super) fn replace(&mut self, service: &ServiceName, asks: Option<(Turn, ServiceSize)>) {
-        let namespace = self.namespaces.entry(service.namespace.clone());
-        let namespace = namespace.or_default();
+        let namespace = self.namespaces.entry(service.namespace.clone()).or_default();
         if let Some(turn) = namespace.turns.remove(service) {
             namespace.total -= namespace.services.remove(&turn).unwrap_or_default();
         }
@@ -115,12 +114,15 @@ impl NamespaceQuota {
             return BTreeSet::new();
         }
         let mut room = limit;
-        let refused = self.services.iter().filter(|(_, elements)| {
-            let fits = **elements <= room;
-            room -= if fits { **elements } else { 0 };
-            !fits
-        });
-        refused.map(|(turn, _)| turn.name.clone()).collect()
+        self.services
+            .iter()
+            .filter(|(_, elements)| {
+                let fits = **elements <= room;
+                room -= if fits { **elements } else { 0 };
+                !fits
+            })
+            .map(|(turn, _)| turn.name.clone())
+            .collect()
     }
 }
 

@@ -48,8 +48,11 @@ impl Resync {
         };
         (objects.under_way, objects.listed) = (false, true);
         let list = objects.list;
-        let unnamed = objects.present.extract_if(|_, named| *named != list);
-        unnamed.map(|(id, _)| id).collect()
+        objects
+            .present
+            .extract_if(|_, named| *named != list)
+            .map(|(id, _)| id)
+            .collect()
     }
 
     /// Returns the number of objects of a kind that the source names.

@@ -78,8 +78,12 @@ fn size_of(view: &PortView) -> usize {
     let addresses =
         port.external_ips.len() + port.load_balancer_ips.len() + port.source_ranges.len();
     let endpoints = view.endpoints.iter().map(|endpoint| {
-        let hints = endpoint.zone_hints.iter().chain(&endpoint.node_hints);
-        let hints: usize = hints.map(|hint| hint.len() + 3).sum();
+        let hints: usize = endpoint
+            .zone_hints
+            .iter()
+            .chain(&endpoint.node_hints)
+            .map(|hint| hint.len() + 3)
+            .sum();
         ADDRESS + 16 + endpoint.node.as_deref().map_or(0, str::len) + hints
     });
     FIXED + names + addresses * ADDRESS + endpoints.sum::<usize>()

@@ -67,11 +67,14 @@ impl Index {
         let holding = self.holding.as_ref()?;
         let slices = holding.objects().filter_map(|id| self.slices.get(id));
         let services: BTreeSet<&ServiceName> = slices.map(|slice| &slice.service).collect();
-        let named = services.into_iter().filter(|name| {
-            let entry = self.services.get(*name);
-            entry.is_some_and(|entry| !entry.held) && !self.has_other_endpoints(name, &[])
-        });
-        let named: Vec<_> = named.cloned().collect();
+        let named: Vec<_> = services
+            .into_iter()
+            .filter(|name| {
+                let entry = self.services.get(*name);
+                entry.is_some_and(|entry| !entry.held) && !self.has_other_endpoints(name, &[])
+            })
+            .cloned()
+            .collect();
         Some(holding.describe(named.into_iter()))
     }
 
@@ -152,8 +155,7 @@ impl Index {
     fn judge(&mut self, step: &mut Step, at: SystemTime) {
         let unnamed = std::mem::take(&mut step.unnamed);
         let guards = step.live && !unnamed.is_empty() && self.guard.guards_absence();
-        let cliff = guards.then(|| self.guard.cliff(self.loss(&unnamed)));
-        let cliff = cliff.flatten();
+        let cliff = guards.then(|| self.guard.cliff(self.loss(&unnamed))).flatten();
         let reason = cliff.map(|cliff| format!("they are missing from the source, and {cliff}"));
         self.decide(unnamed, Said::Nothing, reason.as_deref(), at, step);
 
@@ -276,9 +278,12 @@ impl Index {
 
     /// Returns whether a Service has endpoints in named slices other than these; `without` is sorted.
     fn has_other_endpoints(&self, service: &ServiceName, without: &[&ObjectId]) -> bool {
-        let slices = self.slices_of.get(service).into_iter().flatten();
-        let mut others = slices.filter(|id| without.binary_search(id).is_err() && !self.holds(id));
-        others.any(|id| self.slices.get(id).is_some_and(SliceEntry::has_endpoints))
+        self.slices_of
+            .get(service)
+            .into_iter()
+            .flatten()
+            .filter(|id| without.binary_search(id).is_err() && !self.holds(id))
+            .any(|id| self.slices.get(id).is_some_and(SliceEntry::has_endpoints))
     }
 
     /// Publishes what a change other than a batch leads to.

@@ -83,12 +83,11 @@ impl Index {
     fn services_on(&self, nodes: &BTreeSet<NodeName>) -> BTreeSet<ServiceName> {
         let is_there =
             |endpoint: &Endpoint| endpoint.node.as_ref().is_some_and(|node| nodes.contains(node));
-        let slices = self.slices.values();
-        let there = slices.filter(|slice| {
-            let mut ports = slice.ports.iter();
-            ports.any(|port| port.endpoints.iter().any(is_there))
-        });
-        there.map(|slice| slice.service.clone()).collect()
+        self.slices
+            .values()
+            .filter(|slice| slice.ports.iter().any(|port| port.endpoints.iter().any(is_there)))
+            .map(|slice| slice.service.clone())
+            .collect()
     }
 
     /// Marks the endpoints on suspected nodes.
@@ -120,10 +119,12 @@ impl Index {
                 by_node.entry(node).or_default().insert(endpoint.addr);
             }
         }
-        let found = by_node.into_iter().filter_map(|(node, endpoints)| {
-            let suspicion = self.suspicions.nodes.get(node)?.clone();
-            Some((node.clone(), suspicion, endpoints.len()))
-        });
-        found.collect()
+        by_node
+            .into_iter()
+            .filter_map(|(node, endpoints)| {
+                let suspicion = self.suspicions.nodes.get(node)?.clone();
+                Some((node.clone(), suspicion, endpoints.len()))
+            })
+            .collect()
     }
 }

@@ -53,8 +53,10 @@ fn lists(objects: &[Value]) -> Batch {
 /// A synced index that holds these objects.
 pub(crate) fn index(objects: &[Value]) -> (Index, Publication) {
     let mut index = Index::default();
-    let publication = index.apply(lists(objects)).publication;
-    let publication = publication.unwrap_or_else(|| Publication::sample(vec![], vec![]));
+    let publication = index
+        .apply(lists(objects))
+        .publication
+        .unwrap_or_else(|| Publication::sample(vec![], vec![]));
     (index, publication)
 }
 
@@ -280,12 +282,15 @@ fn a28_ports_are_matched_by_name_and_targets_may_differ_by_slice() {
                    {"name": "", "port": 1}, {"name": "http", "protocol": "UDP", "port": 2}]),
         ),
     ]);
-    let ports = publication.services.iter().map(|(key, published)| {
-        let published = published.as_ref().unwrap();
-        let endpoints = published.variants.default.iter().map(ToString::to_string);
-        format!("{}: {}", key.port_name, Vec::from_iter(endpoints).join(" "))
-    });
-    let mut ports: Vec<String> = ports.collect();
+    let mut ports: Vec<String> = publication
+        .services
+        .iter()
+        .map(|(key, published)| {
+            let published = published.as_ref().unwrap();
+            let endpoints = published.variants.default.iter().map(ToString::to_string);
+            format!("{}: {}", key.port_name, Vec::from_iter(endpoints).join(" "))
+        })
+        .collect();
     ports.sort();
     assert_eq!(
         ports,

@@ -63,8 +63,7 @@ impl Taken {
         node_ports.sort_unstable();
         node_ports.dedup();
         // A headless Service has an address of zeros.
-        let ips = ports.map(|port| port.cluster_ip);
-        let ips = ips.filter(|ip| !ip.is_unspecified());
+        let ips = ports.map(|port| port.cluster_ip).filter(|ip| !ip.is_unspecified());
         let has = |family| ips.clone().any(|ip| Family::of(ip) == family);
         Self {
             node_ports: node_ports.len(),

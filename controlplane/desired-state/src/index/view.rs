@@ -97,10 +97,7 @@ impl Index {
     pub fn ports(&self, selection: &Selection) -> Page {
         let services: BTreeSet<&ServiceName> = match &selection.among {
             Some(among) => among.iter().filter(|of| selection.wants(of)).collect(),
-            None => {
-                let all = self.services.keys();
-                all.filter(|name| selection.wants(name)).collect()
-            }
+            None => self.services.keys().filter(|name| selection.wants(name)).collect(),
         };
         let ports = services.into_iter().flat_map(|name| {
             let mut ports = self.ports_of(name);
@@ -155,8 +152,7 @@ impl Index {
 
     fn facts(&self, name: &ServiceName) -> Facts {
         let entry = self.services.get(name);
-        let slices = self.slices_of.get(name).into_iter().flatten();
-        let slices = slices.filter_map(|id| {
+        let slices = self.slices_of.get(name).into_iter().flatten().filter_map(|id| {
             let slice = self.slices.get(id)?;
             Some(SliceFacts {
                 name: id.name.clone(),
@@ -214,8 +210,12 @@ impl Index {
                 && id.namespace == of.namespace
                 && issues.iter().any(|issue| issue.code == Reason::SliceWithoutService)
         };
-        let strays = self.object_issues.iter().filter(is_stray);
-        let mut strays: Vec<_> = strays.map(|(id, _)| id.name.clone()).collect();
+        let mut strays: Vec<_> = self
+            .object_issues
+            .iter()
+            .filter(is_stray)
+            .map(|(id, _)| id.name.clone())
+            .collect();
         strays.sort_by_key(|stray| !stray.starts_with(&*of.name));
         strays.truncate(NAMED);
         strays
@@ -237,7 +237,10 @@ impl Index {
     }
 
     fn ports_of(&self, name: &ServiceName) -> Vec<PortView> {
-        let ports = self.effective(name).ports.into_iter();
-        ports.map(|(port, endpoints)| PortView { port, endpoints }).collect()
+        self.effective(name)
+            .ports
+            .into_iter()
+            .map(|(port, endpoints)| PortView { port, endpoints })
+            .collect()
     }
 }

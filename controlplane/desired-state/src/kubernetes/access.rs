@@ -313,16 +313,17 @@ async fn read(path: &Path) -> Result<Config, AccessError> {
         });
     }
     let options = KubeConfigOptions::default();
-    let config = Config::from_custom_kubeconfig(kubeconfig, &options).await;
-    let mut config = config.map_err(|error| match error {
-        KubeconfigError::MissingClusterUrl | KubeconfigError::ParseClusterUrl(_) => {
-            AccessError::Address {
-                place: format!("the kubeconfig {}", path.display()),
-                address: server.clone().unwrap_or_default(),
+    let mut config = Config::from_custom_kubeconfig(kubeconfig, &options).await.map_err(
+        |error| match error {
+            KubeconfigError::MissingClusterUrl | KubeconfigError::ParseClusterUrl(_) => {
+                AccessError::Address {
+                    place: format!("the kubeconfig {}", path.display()),
+                    address: server.clone().unwrap_or_default(),
+                }
             }
-        }
-        error => kubeconfig_error(path, error),
-    })?;
+            error => kubeconfig_error(path, error),
+        },
+    )?;
     let place = format!("the kubeconfig {}", path.display());
     config.cluster_url = address(&place, &server.unwrap_or_default())?;
     Ok(config)
@@ -370,8 +371,7 @@ fn address(place: &str, text: &str) -> Result<http::Uri, AccessError> {
         matches!(uri.scheme_str(), Some("http" | "https"))
             && uri.host().is_some_and(|host| !host.is_empty())
     };
-    let parsed = url.parse().ok().filter(known);
-    parsed.ok_or_else(|| AccessError::Address {
+    url.parse().ok().filter(known).ok_or_else(|| AccessError::Address {
         place: place.to_owned(),
         address: text.to_owned(),
     })

@@ -67,12 +67,15 @@ impl Requests {
     /// Returns the durations until the head of the answer, by method and host.
     pub fn durations(&self) -> Vec<((String, String), Distribution)> {
         let counts = self.0.lock();
-        let all = counts.durations.iter().map(|(key, histogram)| {
-            let bounds = BOUNDS.iter().copied().chain([f64::INFINITY]);
-            let counts = bounds.zip(histogram.counts).collect();
-            (key.clone(), (histogram.sum, counts))
-        });
-        all.collect()
+        counts
+            .durations
+            .iter()
+            .map(|(key, histogram)| {
+                let bounds = BOUNDS.iter().copied().chain([f64::INFINITY]);
+                let counts = bounds.zip(histogram.counts).collect();
+                (key.clone(), (histogram.sum, counts))
+            })
+            .collect()
     }
 }
 
@@ -98,8 +101,7 @@ where
 
     fn call(&mut self, request: Request<B>) -> Self::Future {
         let method = request.method().to_string();
-        let host = request.uri().authority();
-        let host = host.map_or_else(String::new, ToString::to_string);
+        let host = request.uri().authority().map_or_else(String::new, ToString::to_string);
         let requests = Arc::clone(&self.requests);
         let started = Instant::now();
         let answer = self.inner.call(request);

@@ -65,8 +65,11 @@ impl<K: Clone + Eq + Hash> Log<K> {
     /// `BTreeMap` that ends before it begins.
     pub(super) fn between(&self, after: u64, up_to: u64) -> impl Iterator<Item = (u64, &K)> {
         let first = after.checked_add(1).filter(|first| *first <= up_to);
-        let between = first.map(|first| self.by_revision.range(first..=up_to).rev());
-        between.into_iter().flatten().map(|(r, k)| (*r, k))
+        first
+            .map(|first| self.by_revision.range(first..=up_to).rev())
+            .into_iter()
+            .flatten()
+            .map(|(r, k)| (*r, k))
     }
 
     /// Returns all keys, newest change first.
@@ -107,8 +110,7 @@ mod tests {
             log.note(revision, revision);
         }
         let between = |after, up_to| -> Vec<u64> {
-            let found = log.between(after, up_to);
-            found.map(|(revision, _)| revision).collect()
+            log.between(after, up_to).map(|(revision, _)| revision).collect()
         };
         assert_eq!(between(1, 3), [3, 2], "newest first");
         assert_eq!(between(0, u64::MAX), [3, 2, 1]);

@@ -12,21 +12,26 @@ impl Store {
         let view = state.views.get(node);
         let zone = view.and_then(|view| view.zone.as_deref());
         let concerns = |key: &DesiredKey| {
-            let variant = state.shared.get(key).map(|s| s.resolve(node, zone));
-            variant.is_none_or(|blob| blob.revision > after)
+            state
+                .shared
+                .get(key)
+                .map(|s| s.resolve(node, zone))
+                .is_none_or(|blob| blob.revision > after)
         };
-        let shared = state.log.between(after, state.revision);
-        let shared = shared.filter(|(_, key)| concerns(key));
-        let shared =
-            shared.filter_map(|(revision, key)| Some((key.service()?.service.clone(), revision)));
-        let own = view.into_iter();
-        let own = own.flat_map(|view| view.log.between(after, state.revision));
-        let own = own.filter_map(|(revision, key)| match key {
-            DesiredKey::Local(key) | DesiredKey::Service(key) => {
-                Some((key.service.clone(), revision))
-            }
-            DesiredKey::Node | DesiredKey::Policy(_) => None,
-        });
+        let shared = state
+            .log
+            .between(after, state.revision)
+            .filter(|(_, key)| concerns(key))
+            .filter_map(|(revision, key)| Some((key.service()?.service.clone(), revision)));
+        let own = view
+            .into_iter()
+            .flat_map(|view| view.log.between(after, state.revision))
+            .filter_map(|(revision, key)| match key {
+                DesiredKey::Local(key) | DesiredKey::Service(key) => {
+                    Some((key.service.clone(), revision))
+                }
+                DesiredKey::Node | DesiredKey::Policy(_) => None,
+            });
         shared.take(most).chain(own.take(most)).collect()
     }
 }

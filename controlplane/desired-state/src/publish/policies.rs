@@ -24,9 +24,10 @@ pub(super) struct EncodedPolicies {
 
 impl EncodedPolicies {
     pub(super) fn new(changes: PolicyChanges) -> Self {
-        let shared = changes.shared.into_iter();
-        let shared =
-            shared.map(|(key, object)| (DesiredKey::Policy(key), object.map(Encoded::part)));
+        let shared = changes
+            .shared
+            .into_iter()
+            .map(|(key, object)| (DesiredKey::Policy(key), object.map(Encoded::part)));
         let own = changes.own.into_iter().map(|change| EncodedOwn {
             key: DesiredKey::Policy(change.key),
             object: change.object.map(|object| encode(&DesiredObject::Policy(object))),

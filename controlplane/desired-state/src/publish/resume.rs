@@ -102,8 +102,8 @@ impl RangeIndex {
     ) -> Option<Bytes> {
         let differing = self.digests_of(state, node).differing(digests)?;
         let ranges = differing.iter().map(usize::from);
-        let objects = ranges.filter_map(|range| self.objects.get(range)).flatten();
-        let objects: Vec<Bytes> = objects.cloned().collect();
+        let objects: Vec<Bytes> =
+            ranges.filter_map(|range| self.objects.get(range)).flatten().cloned().collect();
         if objects.iter().map(Bytes::len).sum::<usize>() > PIECE_BYTES {
             return None;
         }

@@ -228,8 +228,8 @@ impl State {
 
     pub(super) fn upsert(&mut self, key: &DesiredKey, encoded: Encoded) {
         let before = self.shared.remove(key);
-        let for_nodes = before.iter().flat_map(|before| before.by_node.keys());
-        let for_nodes: Vec<NodeName> = for_nodes.cloned().collect();
+        let for_nodes: Vec<NodeName> =
+            before.iter().flat_map(|before| before.by_node.keys()).cloned().collect();
         self.forget_variants(
             key,
             for_nodes.iter().filter(|node| !encoded.by_node.contains_key(*node)),

@@ -368,11 +368,9 @@ impl Store {
     pub fn nodes(&self) -> BTreeMap<NodeName, Arc<NodeFacts>> {
         let facts: Vec<_> = {
             let state = self.read();
-            let facts = state.views.values().filter_map(|view| view.facts.clone());
-            facts.collect()
+            state.views.values().filter_map(|view| view.facts.clone()).collect()
         };
-        let named = facts.into_iter().map(|node| (node.name.clone(), node));
-        named.collect()
+        facts.into_iter().map(|node| (node.name.clone(), node)).collect()
     }
 
     /// Returns whether a Node of this name exists.
@@ -429,8 +427,7 @@ impl Store {
 impl State {
     /// Returns how a ServicePort changed since a revision, after which it did.
     fn touched(&self, key: &ServiceKey, before: u64) -> ServiceChange {
-        let shared = self.log.revision_of(&DesiredKey::Service(key.clone()));
-        let shared = shared.unwrap_or_default();
+        let shared = self.log.revision_of(&DesiredKey::Service(key.clone())).unwrap_or_default();
         ServiceChange {
             service: key.service.clone(),
             revision: self.revision,

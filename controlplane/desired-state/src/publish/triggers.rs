@@ -74,8 +74,11 @@ impl TriggerLog {
             ports.entry(&key.service).or_default().push(key);
         }
         for trigger in triggers {
-            let ports = ports.get(&trigger.service).into_iter().flatten();
-            let ports = ports.filter(|key| key.family == trigger.family);
+            let ports = ports
+                .get(&trigger.service)
+                .into_iter()
+                .flatten()
+                .filter(|key| key.family == trigger.family);
             let keys: Box<[_]> = ports.take(KEYS).map(|key| (*key).clone()).collect();
             if keys.is_empty() {
                 continue;
@@ -109,10 +112,7 @@ impl TriggerLog {
         if base == 0 {
             return Vec::new();
         }
-        let concerns = |entry: &Entry| {
-            let mut keys = entry.keys.iter();
-            keys.any(|key| concerns(entry.revision, key))
-        };
+        let concerns = |entry: &Entry| entry.keys.iter().any(|key| concerns(entry.revision, key));
         let mut sent: Vec<Sent> = self
             .newest_after(base)
             .filter(|(_, entry)| concerns(entry))
@@ -129,8 +129,10 @@ impl TriggerLog {
 
     /// Returns the triggers after a revision with their numbers, newest first.
     fn newest_after(&self, revision: u64) -> impl Iterator<Item = (u64, &Entry)> {
-        let numbered = self.latest.iter().rev().enumerate();
-        numbered
+        self.latest
+            .iter()
+            .rev()
+            .enumerate()
             .take_while(move |(_, entry)| entry.revision > revision)
             .map(|(back, entry)| (self.given - back as u64, entry))
     }

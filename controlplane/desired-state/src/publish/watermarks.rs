@@ -83,8 +83,7 @@ impl Store {
     /// Returns the revision of the newest change of a Service that concerns a node, deletions included; 0 = none.
     pub fn wanted_of_service(&self, node: &str, followed: &Followed) -> u64 {
         let state = self.read();
-        let keys = followed.keys.iter();
-        let wanted = keys.map(|key| state.wanted_of(node, key)).max();
+        let wanted = followed.keys.iter().map(|key| state.wanted_of(node, key)).max();
         wanted.unwrap_or(0)
     }
 
@@ -114,14 +113,15 @@ impl Store {
         let state = self.read();
         let hidden = state.times.len().saturating_sub(MAX_POINTS);
         let times = state.times.iter().skip(hidden);
-        let ends = times.clone().skip(1).map(|next| next.first - 1);
-        let ends = ends.chain([state.revision]);
-        let points = times.zip(ends).map(|(moment, revision)| Point {
-            revision,
-            at: moment.observed_at,
-            changes: revision - moment.first + 1,
-        });
-        points.collect()
+        let ends = times.clone().skip(1).map(|next| next.first - 1).chain([state.revision]);
+        times
+            .zip(ends)
+            .map(|(moment, revision)| Point {
+                revision,
+                at: moment.observed_at,
+                changes: revision - moment.first + 1,
+            })
+            .collect()
     }
 
     /// Returns the publication with this revision, if it is still remembered.
@@ -160,10 +160,12 @@ impl State {
             let excepted = key.service().is_some_and(|port| except.contains(port));
             variant.is_none_or(|blob| blob.revision > after) && !excepted
         };
-        let shared = self.log.between(after, up_to);
-        let shared = shared.filter(|(_, key)| concerns(key)).map(|(r, _)| r);
-        let own = view.into_iter().flat_map(|v| v.log.between(after, up_to));
-        let own = own.map(|(revision, _)| revision);
+        let shared =
+            self.log.between(after, up_to).filter(|(_, key)| concerns(key)).map(|(r, _)| r);
+        let own = view
+            .into_iter()
+            .flat_map(|v| v.log.between(after, up_to))
+            .map(|(revision, _)| revision);
         let revisions = shared.take(PASSED).chain(own.take(PASSED));
         let mut passed: Vec<Moment> = revisions.filter_map(|r| self.moment_of(r)).collect();
         passed.sort_unstable_by_key(|moment| moment.first);

@@ -77,8 +77,10 @@ impl Change {
 
 fn bytes_of(cause: &Cause) -> usize {
     let text = |text: &String| text.capacity();
-    let fields = cause.details.fields.iter();
-    let fields: usize = fields
+    let fields: usize = cause
+        .details
+        .fields
+        .iter()
         .map(|field| {
             size_of_val(field) + text(&field.field) + text(&field.before) + text(&field.after)
         })

@@ -62,8 +62,8 @@ fn changes_of_a_service_are_found_newest_first_with_their_causes() {
 fn the_record_is_bounded_and_cheap() {
     let recorder = Recorder::default();
     let causes = causes(40);
-    let names = (0..5_000).map(|n| ServiceName::new("shop", &format!("web-{n}")));
-    let names: Vec<ServiceName> = names.collect();
+    let names: Vec<ServiceName> =
+        (0..5_000).map(|n| ServiceName::new("shop", &format!("web-{n}"))).collect();
     let started = Instant::now();
     let rounds: u32 = 200_000;
     for (revision, name) in (1..=u64::from(rounds)).zip(names.iter().cycle()) {

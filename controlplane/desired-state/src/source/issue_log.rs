@@ -100,9 +100,9 @@ mod tests {
         assert_eq!(log.new_lines(&sorted, &sorted), []);
         // One after the other: a few have a line, and the rest is counted.
         let one_by_one = |log: &mut IssueLog| -> usize {
-            let steps =
-                all.iter().map(|issue| log.new_lines(&[], std::slice::from_ref(issue)).len());
-            steps.sum()
+            all.iter()
+                .map(|issue| log.new_lines(&[], std::slice::from_ref(issue)).len())
+                .sum()
         };
         assert_eq!(one_by_one(&mut log), 2 * 4);
         advance(Duration::from_secs(60)).await;

@@ -110,8 +110,9 @@ impl Source for Kubernetes {
             Resource::ClusterPolicies { beta: true },
             Resource::Namespaces,
             Resource::Pods,
-        ];
-        let policies = policies.into_iter().filter(|_| self.network_policies);
+        ]
+        .into_iter()
+        .filter(|_| self.network_policies);
         let (outbox, inbox) = mpsc::channel(QUEUE);
         let mut reflectors = JoinSet::new();
         for resource in resources.into_iter().chain(policies) {

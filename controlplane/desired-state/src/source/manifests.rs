@@ -105,8 +105,7 @@ pub fn load(path: &Path) -> Result<Loaded, SourceError> {
             path,
         });
         let read = view::read_all(&root, &mut disk, files.collect());
-        let changes = read.into_iter();
-        let changes = changes.map(|(path, _, change)| (display_name(&path), change));
+        let changes = read.into_iter().map(|(path, _, change)| (display_name(&path), change));
         catalog.apply(changes, notices);
     }
     Ok(catalog.into_loaded())

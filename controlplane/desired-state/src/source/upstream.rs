@@ -140,10 +140,11 @@ impl Upstream {
     pub fn age(&self) -> Option<Duration> {
         let kinds = self.kinds.lock();
         let is_waited_for = |kind: &Kind| Kind::ALL.contains(kind);
-        let counts = kinds.iter().filter(|(kind, state)| {
-            !state.absent && (state.current_at.is_some() || is_waited_for(kind))
-        });
-        counts
+        kinds
+            .iter()
+            .filter(|(kind, state)| {
+                !state.absent && (state.current_at.is_some() || is_waited_for(kind))
+            })
             .map(|(_, state)| state.current_at.unwrap_or(state.started).elapsed())
             .max()
     }
@@ -181,8 +182,8 @@ impl Upstream {
 fn issues_of(kinds: &BTreeMap<Kind, KindState>) -> Vec<Issue> {
     let troubles = kinds.values().filter_map(|kind| kind.trouble.as_ref());
     let unreadable = kinds.values().flat_map(|kind| kind.unreadable.iter());
-    let issues = troubles.map(|trouble| &trouble.issue).chain(unreadable);
-    let mut issues: Vec<_> = issues.cloned().collect();
+    let mut issues: Vec<_> =
+        troubles.map(|trouble| &trouble.issue).chain(unreadable).cloned().collect();
     issues.sort();
     issues.dedup();
     issues

@@ -82,11 +82,14 @@ impl Agent {
         for (node, part) in self.parts() {
             assert!(groups.contains(&(node, part.group)), "{node}: {part:?}");
         }
-        let namespaces = self.shared.keys().filter_map(|key| match key {
-            PolicyKey::Namespace(name) => Some(name),
-            _ => None,
-        });
-        let namespaces: BTreeSet<_> = namespaces.collect();
+        let namespaces: BTreeSet<_> = self
+            .shared
+            .keys()
+            .filter_map(|key| match key {
+                PolicyKey::Namespace(name) => Some(name),
+                _ => None,
+            })
+            .collect();
         assert!(known.iter().all(|(_, policy)| namespaces.contains(&policy.namespace)));
     }
 
@@ -180,8 +183,9 @@ impl View<'_> {
             Some(pods) => pods.iter().map(Some).collect(),
         };
         pods(from).into_iter().all(|source| {
-            let mut destinations = pods(to).into_iter();
-            destinations.all(|pod| self.is_open((source, from), (pod, to), protocol, port))
+            pods(to)
+                .into_iter()
+                .all(|pod| self.is_open((source, from), (pod, to), protocol, port))
         })
     }
 
@@ -210,9 +214,9 @@ impl View<'_> {
                 None => TierAction::Pass,
                 Some(subject) => {
                     let decisions = &self.decisions[&subject];
-                    let actions = self.tier(other).map(|of| decisions.get(&(direction, tier, of)));
-                    let actions = actions.flatten();
-                    actions.map_or(TierAction::Pass, |of| of.action(protocol, port))
+                    self.tier(other)
+                        .and_then(|of| decisions.get(&(direction, tier, of)))
+                        .map_or(TierAction::Pass, |of| of.action(protocol, port))
                 }
             };
             let mut isolated = self.rules(pod, direction);
@@ -260,10 +264,9 @@ impl View<'_> {
         pod: Option<&PodOn<'_>>,
         direction: Direction,
     ) -> impl Iterator<Item = &[PolicyRule]> {
-        let policies = pod.into_iter();
-        let policies =
-            policies.flat_map(|(node, pod)| pod.policies.iter().map(|name| (*node, name)));
-        policies.filter_map(move |policy| self.policies[&policy].rules(direction))
+        pod.into_iter()
+            .flat_map(|(node, pod)| pod.policies.iter().map(|name| (*node, name)))
+            .filter_map(move |policy| self.policies[&policy].rules(direction))
     }
 
     fn has_peer(&self, node: &NodeName, rule: &PolicyRule, address: IpAddr) -> bool {

@@ -101,8 +101,7 @@ fn a_member_that_comes_goes_to_the_nodes_with_the_group() {
         ..new
     });
     let changes = index.take();
-    let groups = changes.own.iter();
-    let groups = groups.filter(|change| matches!(change.key, PolicyKey::Group(..)));
+    let groups = changes.own.iter().filter(|change| matches!(change.key, PolicyKey::Group(..)));
     let of: Vec<_> = groups.flat_map(|change| &change.nodes).collect();
     assert_eq!(of, [&"n2".into()]);
 }
@@ -114,13 +113,17 @@ fn a_pod_that_moves_or_goes_takes_its_policies_and_groups_along() {
     let db = cluster.pods[&name("a/db")].clone();
     let nodes_of = |agent: &Agent| -> BTreeSet<String> {
         agent.view();
-        let own = agent.own.iter().filter(|(_, object)| match object {
-            PolicyObject::Policy(policy) => policy.name == name("a/q"),
-            PolicyObject::Group(_) => true,
-            _ => false,
-        });
-        let of = own.map(|((node, _), _)| node.to_string());
-        of.filter(|node| node != "n3").collect()
+        agent
+            .own
+            .iter()
+            .filter(|(_, object)| match object {
+                PolicyObject::Policy(policy) => policy.name == name("a/q"),
+                PolicyObject::Group(_) => true,
+                _ => false,
+            })
+            .map(|((node, _), _)| node.to_string())
+            .filter(|node| node != "n3")
+            .collect()
     };
     assert_eq!(nodes_of(&agent), nodes(["n2"]));
     index.put_pod(Pod {

@@ -24,8 +24,9 @@ pub(super) fn allows(
         pods => pods.iter().copied().map(Some).collect(),
     };
     ends(from).into_iter().all(|source| {
-        let mut destinations = ends(to).into_iter();
-        destinations.all(|to_pod| is_open(cluster, (source, from), (to_pod, to), protocol, port))
+        ends(to)
+            .into_iter()
+            .all(|to_pod| is_open(cluster, (source, from), (to_pod, to), protocol, port))
     })
 }
 
@@ -191,8 +192,7 @@ fn holders(cluster: &Cluster, address: IpAddr) -> Vec<&Pod> {
 }
 
 fn claims(cluster: &Cluster, address: IpAddr) -> impl Iterator<Item = &Pod> {
-    let pods = cluster.pods.values();
-    pods.filter(move |pod| pod.addresses.contains(&address))
+    cluster.pods.values().filter(move |pod| pod.addresses.contains(&address))
 }
 
 /// The Pod that an address means as a peer: on the node that has the address in its ranges, or has the oldest Pod.
@@ -207,8 +207,7 @@ fn who(cluster: &Cluster, address: IpAddr) -> Option<&Pod> {
     claims.sort_by_key(|pod| pod.terminating);
     claims.sort_by_key(is_outside);
     let node = &claims.first()?.node;
-    let mut holders = holders(cluster, address).into_iter();
-    holders.find(|pod| pod.node == *node)
+    holders(cluster, address).into_iter().find(|pod| pod.node == *node)
 }
 
 fn is_to(rule: &Rule, destination: Option<&Pod>, protocol: Protocol, port: u16) -> bool {
@@ -223,8 +222,7 @@ fn is_port(allowed: &PolicyPort, destination: Option<&Pod>, protocol: Protocol, 
         PolicyPort::All(p) => *p == protocol,
         PolicyPort::Range(p, first, last) => *p == protocol && port >= *first && port <= *last,
         PolicyPort::Named(p, name) => destination.is_some_and(|pod| {
-            let mut ports = pod.ports.iter();
-            ports.any(|own| {
+            pod.ports.iter().any(|own| {
                 own.name == *name && own.protocol == *p && *p == protocol && own.port == port
             })
         }),

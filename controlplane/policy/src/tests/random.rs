@@ -36,8 +36,11 @@ const POD_ADDRESSES: [&str; 7] = [
 /// Returns these, and some that no Pod has.
 pub(super) fn addresses() -> Vec<IpAddr> {
     let others = ["192.0.2.1", "2001:db8::1"];
-    let all = POD_ADDRESSES.into_iter().chain(others);
-    all.map(|address| address.parse().unwrap()).collect()
+    POD_ADDRESSES
+        .into_iter()
+        .chain(others)
+        .map(|address| address.parse().unwrap())
+        .collect()
 }
 
 /// Random choices that follow from a seed.

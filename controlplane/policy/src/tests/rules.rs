@@ -370,9 +370,10 @@ fn pods_of_two_nodes_with_one_address_are_named() {
     let mut agent = Agent::default();
     let mut address_conflicts = |index: &mut Policies| {
         agent.apply(index.take());
-        let address_conflicts = index.address_conflicts();
-        let address_conflicts: Vec<_> =
-            address_conflicts.map(|(pod, a, by)| (pod.clone(), a, by.clone())).collect();
+        let address_conflicts: Vec<_> = index
+            .address_conflicts()
+            .map(|(pod, a, by)| (pod.clone(), a, by.clone()))
+            .collect();
         address_conflicts
     };
     let (lost, kept) = (

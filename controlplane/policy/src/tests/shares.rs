@@ -51,11 +51,13 @@ fn open(index: &Policies, agent: &Agent) -> [bool; 4] {
 }
 
 fn beyond(index: &Policies) -> Vec<(String, usize)> {
-    let beyond = index.beyond_share().map(|(name, excess)| match excess {
-        Excess::Messages { weight, .. } => (name.to_string(), weight),
-        Excess::Groups { share } => (name.to_string(), share),
-    });
-    beyond.collect()
+    index
+        .beyond_share()
+        .map(|(name, excess)| match excess {
+            Excess::Messages { weight, .. } => (name.to_string(), weight),
+            Excess::Groups { share } => (name.to_string(), share),
+        })
+        .collect()
 }
 
 #[test]
@@ -136,8 +138,7 @@ fn rules_far_beyond_a_share_are_forgotten_until_they_are_written_again() {
 
 /// 200 Pods of namespace b in classes of their own, a Pod of a, and a policy of a with so many groups of all of them.
 fn with_groups(of: usize, groups: usize) -> (Policies, Agent) {
-    let cluster = Cluster::two().node("n", "10.0.0.0/8");
-    let mut cluster = cluster.with(pod("a/web", &["10.0.0.1"], &[]));
+    let mut cluster = Cluster::two().node("n", "10.0.0.0/8").with(pod("a/web", &["10.0.0.1"], &[]));
     for number in 0..200 {
         let (hash, address) = (number.to_string(), format!("10.1.0.{number}"));
         cluster = cluster.with(pod(&format!("b/{number}"), &[&address], &[("hash", &hash)]));

@@ -139,19 +139,21 @@ fn one_tenant() {
     }
     cluster = cluster.policy(ingress("b/own", &[], &[from(&[pods(None, None)])]));
     let blocks = |policy: u32| {
-        let blocks = (0..6_000).map(|number| {
-            let host = policy * 6_000 + number;
-            block(&format!("{}/32", std::net::Ipv4Addr::from(host)), &[])
-        });
-        blocks.collect::<Vec<_>>()
+        (0..6_000)
+            .map(|number| {
+                let host = policy * 6_000 + number;
+                block(&format!("{}/32", std::net::Ipv4Addr::from(host)), &[])
+            })
+            .collect::<Vec<_>>()
     };
     let groups = |policy: u32| {
         let without = |number| format!("x{}", policy * 6_000 + number).into();
-        let groups = (0..6_000).map(|number| {
-            let selector = Selector(vec![Requirement::DoesNotExist(without(number))]);
-            pods(Some(Selector::default()), Some(selector))
-        });
-        groups.collect::<Vec<_>>()
+        (0..6_000)
+            .map(|number| {
+                let selector = Selector(vec![Requirement::DoesNotExist(without(number))]);
+                pods(Some(Selector::default()), Some(selector))
+            })
+            .collect::<Vec<_>>()
     };
     for what in ["blocks", "groups"] {
         let peers = |policy| match what {

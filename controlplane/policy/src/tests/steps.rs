@@ -93,8 +93,7 @@ impl Play {
             assert_eq!((facts.pods, facts.names), (names.len(), names));
         }
         for policy in cluster.tiers.values() {
-            let pods = cluster.pods.values();
-            let pods = pods.filter(|pod| oracle::is_subject(cluster, policy, pod));
+            let pods = cluster.pods.values().filter(|pod| oracle::is_subject(cluster, policy, pod));
             let names: Vec<_> = pods.map(|pod| pod.name.clone()).collect();
             let facts = index.cluster_policy(&policy.name).unwrap();
             assert_eq!((facts.pods, facts.names), (names.len(), names));

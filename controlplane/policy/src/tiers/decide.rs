@@ -14,8 +14,11 @@ impl Terms {
         direction: Direction,
         tier: Tier,
     ) -> PortActions {
-        let policies = subject.policies.iter().map(|at| &self.policies[*at]);
-        let policies = policies.filter(|policy| policy.source.tier == tier);
+        let policies = subject
+            .policies
+            .iter()
+            .map(|at| &self.policies[*at])
+            .filter(|policy| policy.source.tier == tier);
         let mut decided = Decided::default();
         for rule in policies.flat_map(|policy| &policy.rules[direction as usize]) {
             let (is_peer, is_in_block) = rule.is_about(class);

@@ -18,8 +18,10 @@ impl Tiers {
         port: Port<'_>,
         namespaces: &NamespaceLabels,
     ) -> Option<Ruling> {
-        let policies = self.policies.values().filter(|policy| policy.tier == tier);
-        let mut policies: Vec<&ClusterPolicy> = policies
+        let mut policies: Vec<&ClusterPolicy> = self
+            .policies
+            .values()
+            .filter(|policy| policy.tier == tier)
             .map(|policy| &**policy)
             .filter(|policy| policy.selects(name, pod, namespaces))
             .collect();
@@ -51,10 +53,11 @@ impl Tiers {
         namespaces: &NamespaceLabels,
     ) -> bool {
         let is = |peer: &PeerSpec| match peer {
-            PeerSpec::Nodes(selector) => {
-                let mut nodes = self.nodes.values().filter(|(labels, _)| selector.selects(labels));
-                nodes.any(|(_, of)| other.addresses.iter().any(|ip| of.contains(ip)))
-            }
+            PeerSpec::Nodes(selector) => self
+                .nodes
+                .values()
+                .filter(|(labels, _)| selector.selects(labels))
+                .any(|(_, of)| other.addresses.iter().any(|ip| of.contains(ip))),
             peer => other.is_among(peer, &"".into(), namespaces),
         };
         let peers = rule.rule.peers.as_deref();

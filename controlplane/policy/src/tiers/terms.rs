@@ -73,8 +73,11 @@ impl Terms {
         let policies = policies.into_iter().map(|policy| Policy {
             source: Arc::clone(policy),
             rules: Direction::ALL.map(|direction| {
-                let rules = policy.rules(direction).iter();
-                rules.map(|rule| ResolvedRule::new(rule, &mut peers, &mut blocks)).collect()
+                policy
+                    .rules(direction)
+                    .iter()
+                    .map(|rule| ResolvedRule::new(rule, &mut peers, &mut blocks))
+                    .collect()
             }),
         });
         let mut terms = Self {
@@ -91,8 +94,12 @@ impl Terms {
         let is_nodes = |(_, block): &(PeerId, Block)| matches!(block, Block::Nodes(_));
         terms.name_nodes = terms.blocks.iter().any(is_nodes);
         let [_, egress] = Direction::ALL.map(|direction| {
-            let rules = terms.policies.iter().flat_map(move |p| &p.rules[direction as usize]);
-            rules.flat_map(ResolvedRule::names).collect()
+            terms
+                .policies
+                .iter()
+                .flat_map(move |p| &p.rules[direction as usize])
+                .flat_map(ResolvedRule::names)
+                .collect()
         });
         terms.egress_names = egress;
         terms.cut(nodes);
@@ -104,10 +111,12 @@ impl Terms {
         let ranges = self.blocks.iter().enumerate().flat_map(|(at, (_, block))| {
             let ranges: BTreeSet<(IpAddr, IpAddr)> = match block {
                 Block::Network(range) => BTreeSet::from([(range.first(), range.last())]),
-                Block::Nodes(selector) => {
-                    let nodes = nodes.values().filter(|(labels, _)| selector.selects(labels));
-                    nodes.flat_map(|(_, addresses)| addresses).map(|ip| (*ip, *ip)).collect()
-                }
+                Block::Nodes(selector) => nodes
+                    .values()
+                    .filter(|(labels, _)| selector.selects(labels))
+                    .flat_map(|(_, addresses)| addresses)
+                    .map(|ip| (*ip, *ip))
+                    .collect(),
             };
             ranges.into_iter().map(move |(first, last)| (first, last, at))
         });
@@ -128,9 +137,12 @@ impl Terms {
         let peers = &self.peers;
         let of_namespace = self.of_namespace.entry(Arc::clone(&name.namespace));
         let candidates = of_namespace.or_insert_with(|| {
-            let all = peers.iter().enumerate();
-            let there = all.filter(|(_, (_, (at, _)))| namespaces.meet(&name.namespace, at));
-            there.map(|(at, _)| at).collect()
+            peers
+                .iter()
+                .enumerate()
+                .filter(|(_, (_, (at, _)))| namespaces.meet(&name.namespace, at))
+                .map(|(at, _)| at)
+                .collect()
         });
         let is = |at: &&usize| pod.labels.meet(&peers[**at].1.1);
         candidates.iter().filter(is).copied().collect()
@@ -143,9 +155,12 @@ impl Terms {
         pod: &PodEntry,
         namespaces: &NamespaceLabels,
     ) -> Vec<usize> {
-        let all = self.policies.iter().enumerate();
-        let selected = all.filter(|(_, of)| of.source.selects(name, pod, namespaces));
-        selected.map(|(at, _)| at).collect()
+        self.policies
+            .iter()
+            .enumerate()
+            .filter(|(_, of)| of.source.selects(name, pod, namespaces))
+            .map(|(at, _)| at)
+            .collect()
     }
 
     pub(super) fn egress_ports(&self, pod: &PodEntry) -> Vec<NamedPort> {
@@ -182,8 +197,8 @@ impl Terms {
     }
 
     pub(super) fn subject_id(&self, policies: &[usize], ports: &[NamedPort]) -> PeerId {
-        let names = policies.iter().map(|at| &self.policies[*at].source.name);
-        let names: BTreeSet<_> = names.collect();
+        let names: BTreeSet<_> =
+            policies.iter().map(|at| &self.policies[*at].source.name).collect();
         let mut encoding = Encoding::new(Kind::TierSubject);
         encoding.number(names.len());
         for name in names {
@@ -296,13 +311,18 @@ impl Pieces {
 
     /// Returns the blocks that cover an address.
     pub(super) fn of(&self, address: IpAddr) -> Arc<[usize]> {
-        let piece = self.0.range(..=address).next_back();
-        let piece = piece.filter(|(_, (last, _))| *last >= address);
-        piece.map(|(_, (_, blocks))| Arc::clone(blocks)).unwrap_or_default()
+        self.0
+            .range(..=address)
+            .next_back()
+            .filter(|(_, (last, _))| *last >= address)
+            .map(|(_, (_, blocks))| Arc::clone(blocks))
+            .unwrap_or_default()
     }
 
     pub(super) fn all(&self) -> Vec<(IpAddr, IpAddr, Arc<[usize]>)> {
-        let all = self.0.iter();
-        all.map(|(first, (last, blocks))| (*first, *last, Arc::clone(blocks))).collect()
+        self.0
+            .iter()
+            .map(|(first, (last, blocks))| (*first, *last, Arc::clone(blocks)))
+            .collect()
     }
 }

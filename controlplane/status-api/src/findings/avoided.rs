@@ -36,10 +36,12 @@ pub(crate) fn avoided<'a>(
         let fix = format!("kpctl get proxied {service} names them");
         Finding::new(Reason::EndpointAvoided, severity(is_any), text, fix)
     });
-    let named = found.iter().take(NAMED);
-    let named =
-        named.map(|((port, address), nodes)| finding(service, &ports[*port], *address, nodes));
-    named.chain(more).collect()
+    found
+        .iter()
+        .take(NAMED)
+        .map(|((port, address), nodes)| finding(service, &ports[*port], *address, nodes))
+        .chain(more)
+        .collect()
 }
 
 /// Returns the index of the ServicePort that an agent means, and its endpoint, if there are both.
@@ -71,8 +73,9 @@ fn finding(
         "" => format!("{} {}", key.protocol, key.family),
         name => format!("{name}/{} {}", key.protocol, key.family),
     };
-    let there = endpoint(view, address).and_then(|endpoint| endpoint.node.as_deref());
-    let there = there.map_or_else(String::new, |node| format!(" on {node}"));
+    let there = endpoint(view, address)
+        .and_then(|endpoint| endpoint.node.as_deref())
+        .map_or_else(String::new, |node| format!(" on {node}"));
     let agree = nodes_agree(nodes.len());
     let (text, fix) = if agree {
         let text = format!(

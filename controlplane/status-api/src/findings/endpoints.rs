@@ -51,9 +51,12 @@ type Why = (Reason, String, String);
 /// Returns the finding about ports to which connections are refused. If they are of one family of two, it names the
 /// family, and is a warning where the other family serves.
 fn refused((code, cause, fix): Why, ports: &[&ServicePort], detail: &ServiceDetail) -> Finding {
-    let others = detail.ports.iter().map(|view| (&view.port.key, view));
-    let others = others.filter(|(key, _)| ports.iter().all(|port| port.key.family != key.family));
-    let others: Vec<_> = others.collect();
+    let others: Vec<_> = detail
+        .ports
+        .iter()
+        .map(|view| (&view.port.key, view))
+        .filter(|(key, _)| ports.iter().all(|port| port.key.family != key.family))
+        .collect();
     let of_one = if others.is_empty() { None } else { ports.first() };
     let serves = |port: &&ServicePort| {
         others.iter().any(|(key, view)| {
@@ -169,8 +172,7 @@ fn not_listed<'s>(
             found.push(text);
         }
     }
-    let mut named = facts.origin.named_targets.iter();
-    let target = named.find(|(name, _)| *name == key.port_name);
+    let target = facts.origin.named_targets.iter().find(|(name, _)| *name == key.port_name);
     Some(match target {
         Some((_, target)) => (
             Reason::TargetPortNotFound,
@@ -226,7 +228,7 @@ pub(super) fn not_usable(service: &ServiceName, detail: &ServiceDetail) -> Vec<F
     }
     let selector = &*detail.facts.origin.selector;
     let all = detail.ports.len();
-    let findings = found.into_iter().map(|((code, text), (severity, ports))| {
+    found.into_iter().map(|((code, text), (severity, ports))| {
         let text = if ports.len() == all {
 text
 } else {
@@ -249,8 +251,7 @@ format!("{}: {text}", names(&ports))
             ),
         };
         Finding::new(code, severity, text, fix)
-    });
-    findings.collect()
+    }).collect()
 }
 
 /// Returns what the conditions of a port's endpoints mean.

@@ -30,16 +30,18 @@ pub(crate) fn of_fleet<'a>(places: impl Iterator<Item = Place<'a>>) -> Vec<Findi
         let nodes = &mut found.entry(code).or_insert((reason, Vec::new())).1;
         nodes.push(place.node.clone());
     }
-    let findings = found.into_iter().map(|(code, (reason, nodes))| {
-        let count = nodes.len();
-        let text = match count {
-            1 => reason.to_owned(),
-            _ => format!("{count} of {all} nodes: {reason}"),
-        };
-        let first = nodes.first().map_or("", |node| &**node);
-        Finding::new(code, severity(code), text, fix(code, first)).on(nodes)
-    });
-    findings.collect()
+    found
+        .into_iter()
+        .map(|(code, (reason, nodes))| {
+            let count = nodes.len();
+            let text = match count {
+                1 => reason.to_owned(),
+                _ => format!("{count} of {all} nodes: {reason}"),
+            };
+            let first = nodes.first().map_or("", |node| &**node);
+            Finding::new(code, severity(code), text, fix(code, first)).on(nodes)
+        })
+        .collect()
 }
 
 fn code_of(state: LagState) -> Reason {

@@ -27,15 +27,17 @@ pub(crate) fn host_findings<'a>(
             }
         }
     }
-    let merged = found.into_values().map(|(worst, nodes)| {
-        let (nodes, nodes_omitted) = named(nodes.into_iter());
-        pb::Finding {
-            nodes,
-            nodes_omitted,
-            ..worst.clone()
-        }
-    });
-    let mut merged: Vec<_> = merged.collect();
+    let mut merged: Vec<_> = found
+        .into_values()
+        .map(|(worst, nodes)| {
+            let (nodes, nodes_omitted) = named(nodes.into_iter());
+            pb::Finding {
+                nodes,
+                nodes_omitted,
+                ..worst.clone()
+            }
+        })
+        .collect();
     merged.sort_by_key(|finding| Reverse(is_error(finding)));
     merged
 }

@@ -24,8 +24,7 @@ pub(crate) struct Remarks {
 impl Remarks {
     /// Collects the remarks of a report.
     pub(crate) fn of(report: &pb::Report) -> Self {
-        let failures = report.failures.iter();
-        let failures = failures.map(|failure| {
+        let failures = report.failures.iter().map(|failure| {
             let (reason, severity) = kind(failure);
             (reason.code(), severity)
         });
@@ -43,8 +42,7 @@ impl Remarks {
 
 /// Returns the findings of a report that are more than worth knowing.
 fn obstacles(report: &pb::Report) -> impl Iterator<Item = &pb::Finding> {
-    let findings = report.findings.iter();
-    findings.filter(|finding| finding.severity() != Severity::Info)
+    report.findings.iter().filter(|finding| finding.severity() != Severity::Info)
 }
 
 /// Returns the reason and the severity of a failure.
@@ -63,11 +61,13 @@ fn kind(failure: &pb::ObjectFailure) -> (Reason, Severity) {
 
 /// Returns one finding for each kind of trouble, with the nodes that have it: errors first, then what most nodes have.
 pub(crate) fn reported(nodes: &[(&NodeName, &pb::Report)]) -> Vec<pb::Finding> {
-    let found = nodes.iter().map(|(node, report)| {
-        let found: Vec<pb::Finding> = obstacles(report).cloned().collect();
-        (*node, found)
-    });
-    let found: Vec<_> = found.collect();
+    let found: Vec<_> = nodes
+        .iter()
+        .map(|(node, report)| {
+            let found: Vec<pb::Finding> = obstacles(report).cloned().collect();
+            (*node, found)
+        })
+        .collect();
     let mut findings = host_findings(found.iter().map(|(node, found)| (*node, &**found)));
     findings.extend(failures(nodes));
     findings.extend(avoided(nodes));
@@ -116,14 +116,15 @@ fn avoided(nodes: &[(&NodeName, &pb::Report)]) -> impl Iterator<Item = pb::Findi
             }
         }
     }
-    let agreed = found.into_iter().filter(|(_, nodes)| nodes_agree(nodes.len()));
-    agreed.map(|((namespace, name, address), nodes)| {
-        let text =
-            format!("the userspace proxies avoid the endpoint {address} of {namespace}/{name}");
-        let fix = format!("kpctl describe service {namespace}/{name}");
-        let severity = Severity::Warning as i32;
-        on(&nodes, Reason::EndpointAvoided, severity, text, fix)
-    })
+    found.into_iter().filter(|(_, nodes)| nodes_agree(nodes.len())).map(
+        |((namespace, name, address), nodes)| {
+            let text =
+                format!("the userspace proxies avoid the endpoint {address} of {namespace}/{name}");
+            let fix = format!("kpctl describe service {namespace}/{name}");
+            let severity = Severity::Warning as i32;
+            on(&nodes, Reason::EndpointAvoided, severity, text, fix)
+        },
+    )
 }
 
 fn on(

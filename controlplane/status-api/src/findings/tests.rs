@@ -55,10 +55,9 @@ fn service(changes: &Value) -> Value {
 
 /// A slice with one port; each endpoint with its conditions.
 fn slice(port: &Value, conditions: &[Value]) -> Value {
-    let endpoints = conditions.iter().enumerate().map(|(n, conditions)| {
+    let endpoints: Vec<Value> = conditions.iter().enumerate().map(|(n, conditions)| {
         json!({ "addresses": [format!("10.1.0.{}", n + 1)], "nodeName": "n1", "conditions": conditions })
-    });
-    let endpoints: Vec<Value> = endpoints.collect();
+    }).collect();
     let ports = if port.is_null() { json!([]) } else { json!([port]) };
     json!({
         "kind": "EndpointSlice",
@@ -321,12 +320,13 @@ fn a_port_that_one_family_lacks_is_refused_there_only() {
     let other = json!({ "name": "web", "port": 8080 });
     let text = |v6: &Value, v4: &Value| {
         let [service, of_v6] = dual(v6, 1);
-        let found = findings([service, of_v6, slice(v4, &[ready()])]);
-        let found = found.into_iter().map(|finding| {
-            assert_eq!(finding.code, Reason::PortNameMismatch);
-            (finding.severity, finding.text)
-        });
-        found.collect::<Vec<_>>()
+        findings([service, of_v6, slice(v4, &[ready()])])
+            .into_iter()
+            .map(|finding| {
+                assert_eq!(finding.code, Reason::PortNameMismatch);
+                (finding.severity, finding.text)
+            })
+            .collect::<Vec<_>>()
     };
     assert_eq!(
         text(&other, &http()),

@@ -146,10 +146,8 @@ impl AnswerSources {
             node: name.to_owned(),
             ..pb::GetFleetRequest::default()
         };
-        let fleet = self.status.get_fleet(Request::new(request)).await?;
-        let mut fleet = fleet.into_inner();
-        let reports = fleet.nodes.iter_mut();
-        let reports = reports.filter_map(|node| node.report.as_mut());
+        let mut fleet = self.status.get_fleet(Request::new(request)).await?.into_inner();
+        let reports = fleet.nodes.iter_mut().filter_map(|node| node.report.as_mut());
         // They are on cards, and not in the text below.
         let findings = reports.flat_map(|report| take(&mut report.findings));
         let cards = cards::section(&findings.collect::<Vec<_>>());
@@ -166,8 +164,7 @@ impl AnswerSources {
             namespace: name.namespace.to_string(),
             name: name.name.to_string(),
         };
-        let answer = self.status.describe_service(Request::new(request)).await?;
-        let mut answer = answer.into_inner();
+        let mut answer = self.status.describe_service(Request::new(request)).await?.into_inner();
         let cards = cards::section(&take(&mut answer.findings));
         let matrix = matrix::section(&answer);
         let view = DescriptionView::new(&name.namespace, &name.name, answer);

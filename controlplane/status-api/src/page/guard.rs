@@ -30,8 +30,7 @@ pub(super) async fn admit(
     }
     let connection = connection(&request.extensions).map_err(Status::from)?;
     if *connection.identity() == TransportIdentity::PlainText {
-        let host = request.uri.host().map(str::to_owned);
-        let host = host.or_else(|| host_of(&request.headers));
+        let host = request.uri.host().map(str::to_owned).or_else(|| host_of(&request.headers));
         named(host.as_deref().unwrap_or_default())?;
     }
     same_site(&request.headers)?;

@@ -91,18 +91,22 @@ fn columns(description: &pb::ServiceDescription) -> Vec<Column<'_>> {
     let mut nodes: Vec<_> = description.nodes.iter().collect();
     nodes.sort_by_key(|node| node.programmed);
     nodes.truncate(COLUMNS);
-    let columns = nodes.into_iter().map(|status| {
-        let held = status.endpoints.iter().filter_map(|held| Some((held.key.as_ref()?, held)));
-        let chosen = held.flat_map(|(key, held)| {
-            let addresses = held.cluster.iter().chain(&held.local);
-            addresses.map(move |address| (key, address.as_str()))
-        });
-        Column {
-            status,
-            chosen: chosen.collect(),
-        }
-    });
-    columns.collect()
+    nodes
+        .into_iter()
+        .map(|status| {
+            let held = status.endpoints.iter().filter_map(|held| Some((held.key.as_ref()?, held)));
+            let chosen = held.flat_map(|(key, held)| {
+                held.cluster
+                    .iter()
+                    .chain(&held.local)
+                    .map(move |address| (key, address.as_str()))
+            });
+            Column {
+                status,
+                chosen: chosen.collect(),
+            }
+        })
+        .collect()
 }
 
 fn draw(rows: &[Row<'_>], columns: &[Column<'_>], html: &mut Html) {
@@ -146,8 +150,12 @@ fn draw(rows: &[Row<'_>], columns: &[Column<'_>], html: &mut Html) {
 /// Says what the picture does not have.
 fn left_out(description: &pb::ServiceDescription, rows: usize, html: &mut Html) {
     let nodes = description.nodes.len().saturating_sub(COLUMNS);
-    let lagging = description.nodes.iter().filter(|node| !node.programmed);
-    let lagging = lagging.count().saturating_sub(COLUMNS);
+    let lagging = description
+        .nodes
+        .iter()
+        .filter(|node| !node.programmed)
+        .count()
+        .saturating_sub(COLUMNS);
     let mut parts = Vec::new();
     if nodes > 0 {
         let which = match lagging {

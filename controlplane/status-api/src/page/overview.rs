@@ -78,9 +78,11 @@ impl Group<'_> {
     /// Returns for how long the first of them has been in the state.
     fn since(&self, now_ms: u64) -> String {
         let since = self.nodes.iter().map(|node| node.since_ms);
-        let first = since.filter(|since| *since > 0).min();
-        let first = first.map(|since| now_ms.saturating_sub(since) / 1000);
-        first.map_or_else(String::new, |seconds| human(Duration::from_secs(seconds)))
+        since
+            .filter(|since| *since > 0)
+            .min()
+            .map(|since| now_ms.saturating_sub(since) / 1000)
+            .map_or_else(String::new, |seconds| human(Duration::from_secs(seconds)))
     }
 }
 

@@ -10,8 +10,10 @@ use super::html::Html;
 const TEXT: &str = include_str!("../../../../docs/reasons.md");
 
 static CODES: LazyLock<BTreeSet<&str>> = LazyLock::new(|| {
-    let headings = TEXT.lines().filter_map(|line| line.strip_prefix("### "));
-    headings.map(str::trim).collect()
+    TEXT.lines()
+        .filter_map(|line| line.strip_prefix("### "))
+        .map(str::trim)
+        .collect()
 });
 
 static SHEET: LazyLock<Html> = LazyLock::new(render);

@@ -102,14 +102,15 @@ impl Sheet {
     /// Returns path and query.
     pub(super) fn address(&self) -> String {
         let list = |path: &str, of: &str, filter: &Filter| {
-            let values = [
+            let values: Vec<String> = [
                 (of, &filter.of),
                 ("name", &filter.name),
                 ("after", &filter.after),
-            ];
-            let values = values.into_iter().filter(|(_, value)| !value.is_empty());
-            let values: Vec<String> =
-                values.map(|(name, value)| format!("{name}={}", query(value))).collect();
+            ]
+            .into_iter()
+            .filter(|(_, value)| !value.is_empty())
+            .map(|(name, value)| format!("{name}={}", query(value)))
+            .collect();
             if values.is_empty() {
                 path.to_owned()
             } else {

@@ -95,17 +95,22 @@ pub(super) fn section(overview: &Overview) -> Section {
 }
 
 fn zones(overview: &Overview) -> Vec<Zone<'_>> {
-    let zones = overview.zones.iter().map(|(name, nodes)| {
-        let squares = nodes.iter().map(|(node, state, remarks)| Square {
-            node,
-            state: NodeStateView::from(*state),
-            remarks,
-        });
-        let mut squares: Vec<_> = squares.collect();
-        squares.sort_by_key(Square::urgency);
-        Zone { name, squares }
-    });
-    let mut zones: Vec<_> = zones.collect();
+    let mut zones: Vec<_> = overview
+        .zones
+        .iter()
+        .map(|(name, nodes)| {
+            let mut squares: Vec<_> = nodes
+                .iter()
+                .map(|(node, state, remarks)| Square {
+                    node,
+                    state: NodeStateView::from(*state),
+                    remarks,
+                })
+                .collect();
+            squares.sort_by_key(Square::urgency);
+            Zone { name, squares }
+        })
+        .collect();
     zones.sort_by_key(Zone::urgency);
     zones
 }
@@ -154,8 +159,8 @@ mod tests {
     fn overview(zones: &[(&str, &[(&str, pb::NodeState)])]) -> Overview {
         let mut overview = Overview::default();
         for (zone, nodes) in zones {
-            let nodes = nodes.iter();
-            let nodes = nodes.map(|(name, state)| ((*name).into(), *state, Remarks::default()));
+            let nodes =
+                nodes.iter().map(|(name, state)| ((*name).into(), *state, Remarks::default()));
             overview.zones.insert((*zone).to_owned(), nodes.collect());
         }
         overview
@@ -177,8 +182,8 @@ mod tests {
             "<strong>a",
             "a-2",
             "a-1",
-        ];
-        let places = places.map(|part| html.find(part).unwrap_or_else(|| panic!("{part}: {html}")));
+        ]
+        .map(|part| html.find(part).unwrap_or_else(|| panic!("{part}: {html}")));
         assert!(places.is_sorted(), "{html}");
         assert_eq!(html.matches("2 nodes, 1 not in sync").count(), 2, "{html}");
         assert_eq!(html.matches("tabindex").count(), 2);

@@ -41,8 +41,8 @@ pub(super) async fn ask(
     let detail = detail_for(hub, &name, node).await?;
     let ports = ports(&name, &detail, client)?;
     let endpoints = (ALL_ENDPOINTS / ports.len().max(1)).min(ENDPOINTS);
-    let left_out = ports.iter().map(|view| view.endpoints.len().saturating_sub(endpoints));
-    let left_out: usize = left_out.sum();
+    let left_out: usize =
+        ports.iter().map(|view| view.endpoints.len().saturating_sub(endpoints)).sum();
     let question = pb::Inspect {
         affinity: Some(pb::AffinityQuestion {
             ports: ports.iter().map(|view| port(view, endpoints)).collect(),
@@ -78,9 +78,11 @@ fn ports<'a>(
     detail: &'a ServiceDetail,
     client: Option<IpAddr>,
 ) -> Result<Vec<&'a PortView>, Status> {
-    let with = detail.ports.iter();
-    let with = with.filter(|view| view.port.affinity_timeout_s.is_some());
-    let with: Vec<_> = with.collect();
+    let with: Vec<_> = detail
+        .ports
+        .iter()
+        .filter(|view| view.port.affinity_timeout_s.is_some())
+        .collect();
     if with.is_empty() {
         return Err(invalid(format!(
             "the Service {name} remembers no clients: its spec.sessionAffinity is not ClientIP, or it is not proxied"
@@ -90,8 +92,11 @@ fn ports<'a>(
         return Ok(with.into_iter().take(PORTS).collect());
     };
     let family = Family::of(client);
-    let of_family = with.into_iter().filter(|view| view.port.key.family == family);
-    let of_family: Vec<_> = of_family.take(PORTS).collect();
+    let of_family: Vec<_> = with
+        .into_iter()
+        .filter(|view| view.port.key.family == family)
+        .take(PORTS)
+        .collect();
     if of_family.is_empty() {
         Err(invalid(format!(
             "the Service {name} has no {family} addresses, so it cannot remember the client {client}"
@@ -104,9 +109,10 @@ fn ports<'a>(
 /// Returns what an agent needs to find the clients of a ServicePort.
 pub(super) fn port(view: &PortView, endpoints: usize) -> pb::AffinityPort {
     let port = &view.port;
-    let addresses = [port.cluster_ip].into_iter();
-    let addresses = addresses.chain(port.external_ips.iter().copied());
-    let addresses = addresses.chain(port.load_balancer_ips.iter().copied());
+    let addresses = [port.cluster_ip]
+        .into_iter()
+        .chain(port.external_ips.iter().copied())
+        .chain(port.load_balancer_ips.iter().copied());
     let endpoints = view.endpoints.iter().take(endpoints);
     pb::AffinityPort {
         key: Some((&port.key).into()),

@@ -53,12 +53,16 @@ pub(super) async fn approve_for_all(
 /// Returns the nodes whose agents hold objects, and are connected to other replicas.
 async fn holding_elsewhere(peers: &Peers) -> BTreeSet<NodeName> {
     let others = peers.nodes().await;
-    let agents = others.answers.iter().flat_map(|answer| &answer.agents);
-    let hold = agents.filter(|(_, agent)| {
-        let report = agent.status.as_ref().and_then(|status| status.report.as_ref());
-        report.is_some_and(|report| report.held.is_some())
-    });
-    hold.map(|(node, _)| node.clone()).collect()
+    others
+        .answers
+        .iter()
+        .flat_map(|answer| &answer.agents)
+        .filter(|(_, agent)| {
+            let report = agent.status.as_ref().and_then(|status| status.report.as_ref());
+            report.is_some_and(|report| report.held.is_some())
+        })
+        .map(|(node, _)| node.clone())
+        .collect()
 }
 
 /// Writes an approval down for other replicas; returns whether it is there.
@@ -107,8 +111,12 @@ pub(super) async fn approve(
         services: count(seen.services),
         without_endpoints: count(seen.without_endpoints),
     };
-    let approved = hub.index().approvals().approve(seen).await;
-    let approved = approved?.map_err(|more| Status::failed_precondition(more.to_string()))?;
+    let approved = hub
+        .index()
+        .approvals()
+        .approve(seen)
+        .await?
+        .map_err(|more| Status::failed_precondition(more.to_string()))?;
     let released = approved.released.as_ref();
     let services = released.map_or(0, |held| held.services);
     let endpoints = released.map_or(0, |held| held.without_endpoints);

@@ -64,12 +64,16 @@ impl Plan {
             address: explanation.to.clone(),
             node: String::new(),
         };
-        let endpoints = explanation.candidates.iter().take(ENDPOINTS);
-        let endpoints = endpoints.map(|candidate| PlannedConnection {
-            through_service: false,
-            address: candidate.address.clone(),
-            node: candidate.node.clone(),
-        });
+        let endpoints =
+            explanation
+                .candidates
+                .iter()
+                .take(ENDPOINTS)
+                .map(|candidate| PlannedConnection {
+                    through_service: false,
+                    address: candidate.address.clone(),
+                    node: candidate.node.clone(),
+                });
         Self {
             connections: std::iter::once(service).chain(endpoints).collect(),
             ..Self::default()
@@ -105,8 +109,7 @@ impl Plan {
 
     /// Returns the addresses for the agent.
     pub(super) fn addresses(&self) -> Vec<String> {
-        let addresses = self.connections.iter();
-        addresses.map(|connection| connection.address.clone()).collect()
+        self.connections.iter().map(|connection| connection.address.clone()).collect()
     }
 
     /// Returns the answer, with a finding for each endpoint that does not work. `by_neighbour` is what a neighbour has tried.
@@ -131,8 +134,11 @@ impl Plan {
             },
         };
         let neighbour = self.from_neighbour.into_iter().map(|of| of.tried(&attempt));
-        let own = self.connections.into_iter().zip(tried);
-        let own = own.map(|(connection, attempt)| connection.tried(attempt));
+        let own = self
+            .connections
+            .into_iter()
+            .zip(tried)
+            .map(|(connection, attempt)| connection.tried(attempt));
         let attempts: Vec<_> = neighbour.chain(own).collect();
         let found = attempts.iter().filter_map(|tried| finding(tried, &node));
         explanation.findings.extend(found.map(|finding| finding.to_wire()));

@@ -33,11 +33,13 @@ pub(super) fn description(
     let mut followed = Followed::new(name.clone());
     let convergence = convergence(hub, &mut followed, others);
     let standings = Standings::new(hub, &followed, others);
-    let nodes = snapshot.nodes().map(|(name, node)| {
-        let facts = node.facts.clone().unwrap_or_else(|| stranger(name));
-        (facts, standings.of(name, node))
-    });
-    let nodes: Vec<_> = nodes.collect();
+    let nodes: Vec<_> = snapshot
+        .nodes()
+        .map(|(name, node)| {
+            let facts = node.facts.clone().unwrap_or_else(|| stranger(name));
+            (facts, standings.of(name, node))
+        })
+        .collect();
     pb::ServiceDescription {
         findings: findings_of(name, detail, isolated, &nodes),
         ports: detail.ports.iter().map(|view| service(hub.store(), view)).collect(),
@@ -71,8 +73,8 @@ fn findings_of(
                 degraded: &service_on_node.degraded,
             },
         )));
-        let announced = nodes.iter();
-        let announced = announced
+        let announced = nodes
+            .iter()
             .map(|(facts, service_on_node)| (&facts.name, service_on_node.avoided.as_slice()));
         found.extend(findings::avoided(name, &detail.ports, announced));
         found.extend(isolated);
@@ -82,8 +84,7 @@ fn findings_of(
     if !detail.ports.is_empty() {
         let all = nodes.iter();
         let around = findings::host_findings(all.map(|(facts, of)| (&facts.name, &*of.around)));
-        let errors = around.into_iter();
-        let errors = errors.filter(|finding| finding.severity() == pb::Severity::Error);
+        let errors = around.into_iter().filter(|finding| finding.severity() == pb::Severity::Error);
         found.splice(0..0, errors);
     }
     found

@@ -176,8 +176,7 @@ impl NodeFeed {
     }
 
     fn message(&mut self, hub: &Hub, piece: Piece) -> Result<pb::DesiredState, Status> {
-        let objects = piece.objects.into_iter().map(pb::Object::decode);
-        let objects = objects.collect::<Result<_, _>>();
+        let objects = piece.objects.into_iter().map(pb::Object::decode).collect::<Result<_, _>>();
         let mut message = pb::DesiredState {
             objects: objects.map_err(|error| Status::internal(error.to_string()))?,
             deleted: piece.deleted.iter().map(Into::into).collect(),

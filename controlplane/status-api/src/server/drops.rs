@@ -101,9 +101,11 @@ pub(super) async fn ask(
     };
     let answers = node_query::ask(hub, peers, inspect(question), &node, WITHIN).await;
     let parts = answers.parts(|answer| answer.denials.as_ref(), |of| of.error.as_str());
-    let reported = parts.reported.into_iter();
-    let reported: Vec<(NodeName, pb::Denials)> =
-        reported.map(|(node, of)| (node.clone(), of.clone())).collect();
+    let reported: Vec<(NodeName, pb::Denials)> = parts
+        .reported
+        .into_iter()
+        .map(|(node, of)| (node.clone(), of.clone()))
+        .collect();
     let named = ask_index(hub.index(), move |policies, _| {
         name(policies, &reported, &wanted)
     });
@@ -238,10 +240,7 @@ fn isolating(
         Direction::Egress => judged.egress,
     };
     match verdict {
-        Verdict::Denied(names) => {
-            let names = names.iter().take(ISOLATING);
-            names.map(ToString::to_string).collect()
-        }
+        Verdict::Denied(names) => names.iter().take(ISOLATING).map(ToString::to_string).collect(),
         Verdict::Ruled(ruling) if ruling.action == TierAction::Deny => {
             vec![format!("ClusterNetworkPolicy {}", ruling.policy)]
         }
@@ -326,11 +325,13 @@ pub(super) async fn denied(
     let (counted, names) = (counted.collect::<Vec<_>>(), pods.keys().cloned());
     let names: BTreeSet<_> = names.collect();
     let packets = ask_index(agents.hub.index(), move |policies, _| {
-        let its = counted.iter().filter(|(address, _)| {
-            let pod = policies.pod_at(*address);
-            pod.is_some_and(|pod| names.contains(pod))
-        });
-        its.fold(0_u64, |sum, (_, packets)| sum.saturating_add(*packets))
+        counted
+            .iter()
+            .filter(|(address, _)| {
+                let pod = policies.pod_at(*address);
+                pod.is_some_and(|pod| names.contains(pod))
+            })
+            .fold(0_u64, |sum, (_, packets)| sum.saturating_add(*packets))
     });
     Denied {
         packets: packets.await.unwrap_or_default(),
@@ -422,8 +423,11 @@ mod tests {
             ..pb::Denials::default()
         };
         let pods = |namespace: &str, pod: &str| -> Vec<(String, u64)> {
-            let named = named(reported.clone(), namespace, pod).pods.into_iter();
-            named.map(|of| (of.pod, of.packets)).collect()
+            named(reported.clone(), namespace, pod)
+                .pods
+                .into_iter()
+                .map(|of| (of.pod, of.packets))
+                .collect()
         };
         let expect = |pod: &str, packets| (pod.to_owned(), packets);
         // A Pod that is gone is still counted by its node for a moment.

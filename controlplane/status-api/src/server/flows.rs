@@ -112,9 +112,11 @@ pub(super) async fn ask(
 
 /// Returns the ends that a request names, for the audit log.
 pub(super) fn ends(request: &pb::FlowsRequest) -> String {
-    let ends = [("from", &request.from), ("to", &request.to)];
-    let ends = ends.into_iter().filter(|(_, end)| !end.is_empty());
-    ends.map(|(word, end)| format!(", {word} {}", label(end, MAX_END))).collect()
+    [("from", &request.from), ("to", &request.to)]
+        .into_iter()
+        .filter(|(_, end)| !end.is_empty())
+        .map(|(word, end)| format!(", {word} {}", label(end, MAX_END)))
+        .collect()
 }
 
 /// Returns the flows that fit into an answer, and the number of connections of the others.
@@ -135,14 +137,21 @@ fn fitting(flows: impl Iterator<Item = (pb::NodeFlow, u64)>) -> (Vec<pb::NodeFlo
 /// agents.
 pub(super) fn share(hub: &Hub, peers: Option<&Peers>) -> usize {
     let replicas = peers.map_or(0, Peers::known) + 1;
-    let agents = hub.agents().count().saturating_mul(replicas);
-    let agents = agents.max(hub.store().nodes().len()).max(1);
+    let agents = hub
+        .agents()
+        .count()
+        .saturating_mul(replicas)
+        .max(hub.store().nodes().len())
+        .max(1);
     (OF_ALL / agents).clamp(LEAST, OF_AGENT)
 }
 
 fn has_endpoints(detail: &ServiceDetail) -> bool {
-    let mut endpoints = detail.ports.iter().flat_map(|port| &port.endpoints);
-    endpoints.any(|endpoint| endpoint.ready || endpoint.is_draining())
+    detail
+        .ports
+        .iter()
+        .flat_map(|port| &port.endpoints)
+        .any(|endpoint| endpoint.ready || endpoint.is_draining())
 }
 
 /// One end of connections, as people name it.
@@ -218,9 +227,12 @@ impl Selection {
 
     fn question(&self, ports: &[&PortView], most: usize) -> pb::ConnectedQuestion {
         let addresses = |of: &Option<HashSet<IpAddr>>| {
-            let few = of.as_ref().filter(|all| all.len() <= ADDRESSES);
-            let few = few.into_iter().flatten().map(ToString::to_string);
-            few.collect()
+            of.as_ref()
+                .filter(|all| all.len() <= ADDRESSES)
+                .into_iter()
+                .flatten()
+                .map(ToString::to_string)
+                .collect()
         };
         pb::ConnectedQuestion {
             ports: ports.iter().map(|view| affinity::port(view, 0)).collect(),
@@ -254,9 +266,9 @@ async fn clients_of(hub: &Hub, from: End) -> Result<Option<HashSet<IpAddr>>, Sta
             let unknown = no_pod(&pod);
             let found = ask_if_enforced(hub.index(), move |policies, _| {
                 policies.addresses_of(&pod).collect::<HashSet<IpAddr>>()
-            });
-            let found = found.await?;
-            let found = found.ok_or_else(|| Status::failed_precondition(NO_PODS))?;
+            })
+            .await?
+            .ok_or_else(|| Status::failed_precondition(NO_PODS))?;
             if found.is_empty() {
                 return Err(unknown);
             }

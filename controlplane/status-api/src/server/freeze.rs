@@ -53,8 +53,10 @@ pub(super) async fn freeze(
 /// Returns the number of known nodes that are frozen.
 fn frozen(hub: &Hub) -> usize {
     let snapshot = Snapshot::now(hub);
-    let all = snapshot.nodes();
-    all.filter(|(name, ..)| hub.overrides().frozen(name).is_some()).count()
+    snapshot
+        .nodes()
+        .filter(|(name, ..)| hub.overrides().frozen(name).is_some())
+        .count()
 }
 
 /// Returns the answer to an order that is not in force, or perhaps is.

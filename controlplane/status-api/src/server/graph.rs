@@ -88,8 +88,8 @@ pub(super) async fn ask(
 /// Returns what a request does, for the audit log.
 pub(super) fn audited(request: &pb::GraphRequest) -> String {
     let of = |text: &str| label(text, MAX_NAME);
-    let services = request.services.iter().take(SERVICES);
-    let services: Vec<String> = services.map(|name| of(name)).collect();
+    let services: Vec<String> =
+        request.services.iter().take(SERVICES).map(|name| of(name)).collect();
     let which = match (services.as_slice(), request.namespace.as_str()) {
         ([], "") => "all Services".to_owned(),
         ([], namespace) => format!("Services of {}", of(namespace)),
@@ -149,8 +149,12 @@ impl Sums {
                 lost: reported.lost,
             });
         }
-        let ports = reported.ports.iter().take(most);
-        let ports: Vec<Option<ServiceKey>> = ports.map(|key| key.clone().try_into().ok()).collect();
+        let ports: Vec<Option<ServiceKey>> = reported
+            .ports
+            .iter()
+            .take(most)
+            .map(|key| key.clone().try_into().ok())
+            .collect();
         for edge in reported.edges.iter().take(most) {
             let Some(id) = read(edge, &ports) else {
                 continue;

@@ -53,8 +53,11 @@ pub(super) fn failure_of<'a>(
     degraded: bool,
 ) -> Option<&'a pb::ObjectFailure> {
     let is_its = |key: &pb::ServiceKey| key.namespace == *name.namespace && key.name == *name.name;
-    let mut failures = report.failures.iter().filter(|f| f.degraded == degraded);
-    failures.find(|f| f.key.as_ref().is_some_and(is_its))
+    report
+        .failures
+        .iter()
+        .filter(|f| f.degraded == degraded)
+        .find(|f| f.key.as_ref().is_some_and(is_its))
 }
 
 /// Returns the report of an agent, if it is about this control plane's revisions.

@@ -73,16 +73,18 @@ pub(super) async fn probe(hub: &Hub, peers: Option<&Peers>) -> pb::ProbeReport {
 fn targets<'a>(all: &[(&'a NodeName, &'a Arc<NodeFacts>)]) -> BTreeMap<&'a NodeName, Target<'a>> {
     let [kubelet, _] = KUBELET_PORTS;
     let asked = all.len().min(PAIRS);
-    let pairs = (0..asked).filter_map(|number| {
-        let at = number * all.len() / asked;
-        let (from, (node, facts)) = (all.get(at)?.0, *all.get((at + 1) % all.len())?);
-        let addresses = Family::ALL.into_iter();
-        let addresses = addresses.filter_map(|family| facts.primary_address(family));
-        let places = addresses.flat_map(|ip| [kubelet, HEALTHZ_PORT].map(|port| (ip, port).into()));
-        let places: Vec<_> = places.collect();
-        (from != node && !places.is_empty()).then_some((from, Target { node, places }))
-    });
-    pairs.collect()
+    (0..asked)
+        .filter_map(|number| {
+            let at = number * all.len() / asked;
+            let (from, (node, facts)) = (all.get(at)?.0, *all.get((at + 1) % all.len())?);
+            let addresses =
+                Family::ALL.into_iter().filter_map(|family| facts.primary_address(family));
+            let places: Vec<_> = addresses
+                .flat_map(|ip| [kubelet, HEALTHZ_PORT].map(|port| (ip, port).into()))
+                .collect();
+            (from != node && !places.is_empty()).then_some((from, Target { node, places }))
+        })
+        .collect()
 }
 
 /// A refusal is an answer of a node that is alive.
@@ -119,8 +121,10 @@ mod tests {
                 addresses: vec![[192, 0, 2, at].into()],
                 ..NodeFacts::default()
             };
-            let all = (0..count).map(|at| (NodeName::from(format!("n{at:03}")), facts(at)));
-            let all: Vec<_> = all.map(|(name, facts)| (name, Arc::new(facts))).collect();
+            let all: Vec<_> = (0..count)
+                .map(|at| (NodeName::from(format!("n{at:03}")), facts(at)))
+                .map(|(name, facts)| (name, Arc::new(facts)))
+                .collect();
             let all: Vec<_> = all.iter().map(|(name, facts)| (name, facts)).collect();
             let targets = targets(&all);
             assert!(targets.iter().all(|(from, to)| *from != to.node));

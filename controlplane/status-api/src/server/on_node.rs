@@ -72,8 +72,10 @@ pub(super) fn around(
     let snapshot = Snapshot::with(hub, others);
     let followed = Followed::new(service.clone());
     let standings = Standings::new(hub, &followed, others);
-    let reported = snapshot.nodes().filter(|(name, _)| nodes.contains(*name));
-    let reported = reported.map(|(name, node)| (name, standings.of(name, node).around));
-    let reported: Vec<_> = reported.collect();
+    let reported: Vec<_> = snapshot
+        .nodes()
+        .filter(|(name, _)| nodes.contains(*name))
+        .map(|(name, node)| (name, standings.of(name, node).around))
+        .collect();
     findings::host_findings(reported.iter().map(|(name, around)| (*name, around.as_slice())))
 }

@@ -19,8 +19,7 @@ impl Others {
         let Some(peers) = peers else {
             return Ok(Self(None));
         };
-        let following = Following::begin(peers, service).await;
-        let following = following.ok_or_else(|| {
+        let following = Following::begin(peers, service).await.ok_or_else(|| {
             Status::resource_exhausted("too many different Services are watched; try again later")
         })?;
         Ok(Self(Some(following)))

@@ -93,8 +93,7 @@ impl Node<'_> {
     /// Returns the newest claim to the node.
     fn claim(&self) -> Option<Claim> {
         let elsewhere = self.elsewhere;
-        let elsewhere = elsewhere.map(|elsewhere| elsewhere.answer.claim(elsewhere.agent));
-        elsewhere.or_else(|| {
+        elsewhere.map(|elsewhere| elsewhere.answer.claim(elsewhere.agent)).or_else(|| {
             let record = self.record.as_ref()?;
             Some(Claim {
                 connected: record.connected,
@@ -318,8 +317,7 @@ impl Overview {
             *overview.states.entry(state).or_default() += 1;
             let zone = node.facts.as_ref().and_then(|facts| facts.zone.as_deref());
             let zone = overview.zones.entry(zone.unwrap_or_default().to_owned());
-            let remarks = node.report().map(Remarks::of);
-            let remarks = remarks.unwrap_or_default();
+            let remarks = node.report().map(Remarks::of).unwrap_or_default();
             zone.or_default().push((name.clone(), state, remarks));
             match state {
                 pb::NodeState::InSync => {}
@@ -329,8 +327,7 @@ impl Overview {
                 _ => overview.more += 1,
             }
         }
-        let reports = snapshot.nodes();
-        let reports = reports.filter_map(|(name, node)| Some((name, node.report()?)));
+        let reports = snapshot.nodes().filter_map(|(name, node)| Some((name, node.report()?)));
         overview.findings = reported(&reports.collect::<Vec<_>>());
         overview
     }
@@ -390,8 +387,7 @@ pub fn census(hub: &Hub) -> Census {
         connected += usize::from(record.is_some());
         let report = record.and_then(|record| record.report.as_deref());
         let announced = report.map_or_else(BTreeSet::new, |report| {
-            let codes = report.findings.iter().map(|finding| finding.code.as_str());
-            codes.collect()
+            report.findings.iter().map(|finding| finding.code.as_str()).collect()
         });
         for code in announced {
             // A code that this version does not know makes no series.

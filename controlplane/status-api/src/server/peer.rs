@@ -114,8 +114,9 @@ impl PeerService for PeerServer {
     ) -> Answer<Self::InspectStream> {
         let permit = self.begin()?;
         let request = request.into_inner();
-        let service = names(request.service.as_slice())?.pop();
-        let service = service.ok_or_else(|| Status::invalid_argument("no Service is named"))?;
+        let service = names(request.service.as_slice())?
+            .pop()
+            .ok_or_else(|| Status::invalid_argument("no Service is named"))?;
         let nodes = match request.destination {
             Some(_) => vec![request.node.as_str().into()],
             None => self.hub.agents().with_servers(),
@@ -187,8 +188,7 @@ fn names(services: &[pb::ServiceRef]) -> Result<Vec<ServiceName>, Status> {
             "too many Services, or names that are too long",
         ));
     }
-    let services = services.iter();
-    Ok(services.map(|of| ServiceName::new(&of.namespace, &of.name)).collect())
+    Ok(services.iter().map(|of| ServiceName::new(&of.namespace, &of.name)).collect())
 }
 
 /// Sends an answer.
@@ -199,12 +199,14 @@ async fn tell(
     outbox: &Outbox<pb::Collected>,
 ) {
     let state = state(hub);
-    let services = services.into_iter().map(|name| {
-        let mut followed = Followed::new(name);
-        hub.store().follow(&mut followed);
-        followed
-    });
-    let services: Vec<_> = services.collect();
+    let services: Vec<_> = services
+        .into_iter()
+        .map(|name| {
+            let mut followed = Followed::new(name);
+            hub.store().follow(&mut followed);
+            followed
+        })
+        .collect();
     let unchanged = state == request.seen;
     let replica = replica(hub, &services, state, unchanged);
     let send = async |kind| outbox.send(Ok(pb::Collected { kind: Some(kind) })).await.is_ok();
@@ -221,9 +223,9 @@ async fn tell(
             let stranger = snapshot.stranger(facts);
             node_status(hub, name, Some(record), facts, stranger)
         });
-        let standings = services.iter();
-        let standings =
-            standings.map(|of| ServiceOnNode::here(hub, of, name, Some(record)).to_wire());
+        let standings = services
+            .iter()
+            .map(|of| ServiceOnNode::here(hub, of, name, Some(record)).to_wire());
         let age = record.since.elapsed();
         let agent = pb::PeerAgent {
             node: name.to_string(),

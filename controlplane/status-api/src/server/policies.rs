@@ -157,8 +157,7 @@ pub(super) async fn describe(
     let [ingress, egress] = Direction::ALL.map(|direction| rules(policy, direction));
     let all = [ingress, egress].map(<[Rule]>::len);
     let written = |rules: &[Rule], direction| {
-        let rules = rules.iter().take(RULES);
-        rules.map(|rule| words::rule(rule, direction)).collect()
+        rules.iter().take(RULES).map(|rule| words::rule(rule, direction)).collect()
     };
     Ok(pb::PolicyDescription {
         summary: Some(summary(&PolicySummary {
@@ -204,8 +203,12 @@ async fn describe_tier(
         pods: Some(policy.pods.clone()),
     };
     let written = |direction| {
-        let rules = policy.rules(direction).iter().take(RULES);
-        rules.map(|rule| words::tier_rule(rule, direction)).collect()
+        policy
+            .rules(direction)
+            .iter()
+            .take(RULES)
+            .map(|rule| words::tier_rule(rule, direction))
+            .collect()
     };
     let more =
         Direction::ALL.map(|direction| policy.rules(direction).len().saturating_sub(RULES) as u64);

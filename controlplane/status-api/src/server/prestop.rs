@@ -112,8 +112,11 @@ impl Depart {
     ) -> Option<Self> {
         let mut head = hub.store().head();
         head.wait_for(|head| head.synced).await.ok()?;
-        let pod = hub.index().look(move |index| index.pod_at(&node, &addresses, port));
-        let pod = pod.await.ok()?;
+        let pod = hub
+            .index()
+            .look(move |index| index.pod_at(&node, &addresses, port))
+            .await
+            .ok()?;
         let mut followed = Vec::new();
         for service in &pod.services {
             let others = Others::follow(peers, Some(service.clone())).await.ok()?;
@@ -176,9 +179,11 @@ impl Depart {
         }
         let (pod, store) = (self.pod.clone(), Arc::clone(self.hub.store()));
         let looked = self.hub.index().look(move |index| {
-            let services = pod.services.iter();
-            let leads = services.map(|service| (service.clone(), index.lead(service, &pod)));
-            let leads: Vec<(ServiceName, Option<Lead>)> = leads.collect();
+            let leads: Vec<(ServiceName, Option<Lead>)> = pod
+                .services
+                .iter()
+                .map(|service| (service.clone(), index.lead(service, &pod)))
+                .collect();
             let revision = store.head().borrow().revision;
             (leads, index.is_terminating(&pod), revision)
         });
@@ -203,9 +208,11 @@ impl Depart {
             let snapshot = Snapshot::with(hub, &others);
             let standings = Standings::new(hub, followed, &others);
             let in_reach = || {
-                let nodes = snapshot.nodes();
-                let nodes = nodes.filter(|(_, node)| is_in_reach(hub, node, &others));
-                nodes.map(|(name, _)| name.clone()).collect::<BTreeSet<_>>()
+                snapshot
+                    .nodes()
+                    .filter(|(_, node)| is_in_reach(hub, node, &others))
+                    .map(|(name, _)| name.clone())
+                    .collect::<BTreeSet<_>>()
             };
             let service = followed.service().clone();
             self.wait.ask(&service, in_reach, |name, revision| {

@@ -200,8 +200,10 @@ fn views<'a>(
 }
 
 fn ready(view: &PortView) -> impl Iterator<Item = SocketAddr> {
-    let ready = view.endpoints.iter().filter(|endpoint| endpoint.is_usable());
-    ready.map(|endpoint| SocketAddr::new(endpoint.addr.ip, endpoint.addr.port))
+    view.endpoints
+        .iter()
+        .filter(|endpoint| endpoint.is_usable())
+        .map(|endpoint| SocketAddr::new(endpoint.addr.ip, endpoint.addr.port))
 }
 
 /// Returns what a node's agent tries, always in the same order.
@@ -242,8 +244,7 @@ fn neighbours<'a>(node: &NodeName, all: &'a [NodeName]) -> impl Iterator<Item = 
 }
 
 fn primary(facts: &NodeFacts, family: Family) -> Option<IpAddr> {
-    let mut addresses = facts.addresses.iter().copied();
-    addresses.find(|ip| Family::of(*ip) == family)
+    facts.addresses.iter().copied().find(|ip| Family::of(*ip) == family)
 }
 
 fn report(answers: Answers, plan: impl Fn(&NodeName) -> Vec<Try>) -> pb::ProbeReport {

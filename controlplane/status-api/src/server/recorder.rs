@@ -129,8 +129,10 @@ impl RecorderService for RecorderServer {
 
     async fn get_metrics(&self, request: Request<pb::MetricsRequest>) -> Answer<pb::MetricsText> {
         charge(&request, cost(self.hub.agents().count()))?;
-        let print = self.metrics.get();
-        let print = print.ok_or_else(|| Status::unavailable("this process has no metrics"))?;
+        let print = self
+            .metrics
+            .get()
+            .ok_or_else(|| Status::unavailable("this process has no metrics"))?;
         let text = print.print();
         Ok(Response::new(pb::MetricsText { text }))
     }

@@ -173,8 +173,10 @@ impl<'a> Standings<'a> {
     }
 
     fn elsewhere(&self, Elsewhere { answer, agent }: Elsewhere<'_>) -> ServiceOnNode {
-        let found = self.replicas.get(&answer.epoch);
-        let found = found.and_then(|(index, agrees)| Some((agent.services.get(*index)?, *agrees)));
+        let found = self
+            .replicas
+            .get(&answer.epoch)
+            .and_then(|(index, agrees)| Some((agent.services.get(*index)?, *agrees)));
         let nothing = (&pb::PeerStanding::default(), false);
         let (reported, agrees) = found.unwrap_or(nothing);
         let mut service_on_node = ServiceOnNode::of_wire(reported, answer);

@@ -83,8 +83,7 @@ async fn first_update(channel: &Channel, node: &str) -> Result<pb::Update, Statu
     let kind = Some(agent_message::Kind::Hello(hello(node)));
     send.send(AgentMessage { kind }).await.unwrap();
     let mut client = AgentServiceClient::new(channel.clone());
-    let stream = client.sync(ReceiverStream::new(outbound)).await?;
-    let mut stream = stream.into_inner();
+    let mut stream = client.sync(ReceiverStream::new(outbound)).await?.into_inner();
     loop {
         let message = timeout(DEADLINE, stream.message()).await.unwrap()?;
         if let Some(pb::server_message::Kind::Update(update)) = message.unwrap().kind {
@@ -150,8 +149,11 @@ async fn troubled_hub() -> Arc<Hub> {
 async fn issues_of_the_api_server_are_read_where_they_are() {
     let hub = troubled_hub().await;
     let status = StatusServer::new(Arc::clone(&hub));
-    let watch = status.watch_fleet(Request::new(pb::GetFleetRequest::default()));
-    let mut watch = watch.await.unwrap().into_inner();
+    let mut watch = status
+        .watch_fleet(Request::new(pb::GetFleetRequest::default()))
+        .await
+        .unwrap()
+        .into_inner();
     // The number of errors in the next answer, and the time until it comes.
     let mut next = async || {
         let before = Instant::now();
@@ -208,32 +210,31 @@ fn wordy_agent(hub: &Arc<Hub>, name: &str) -> Session {
 async fn a_large_fleet_and_many_problems_come_in_answers_of_bounded_size() {
     let hub = troubled_hub().await;
     let expected: Vec<String> = (0..60).map(|n| format!("n{n:02}")).collect();
-    let agents = expected.iter().map(|name| wordy_agent(&hub, name));
-    let agents: Vec<Session> = agents.collect();
+    let agents: Vec<Session> = expected.iter().map(|name| wordy_agent(&hub, name)).collect();
 
     let mut status = StatusServiceClient::new(serve(&hub).await);
     let mut pages = Vec::new();
     let mut request = pb::GetFleetRequest::default();
     loop {
-        let page = status.get_fleet(request.clone()).await.unwrap();
-        let page = page.into_inner();
+        let page = status.get_fleet(request.clone()).await.unwrap().into_inner();
         request.page_token.clone_from(&page.next_page_token);
         pages.push(page);
         if request.page_token.is_empty() {
             break;
         }
     }
-    let watch = status.watch_fleet(pb::GetFleetRequest::default());
-    let mut watch = watch.await.unwrap().into_inner();
+    let mut watch = status.watch_fleet(pb::GetFleetRequest::default()).await.unwrap().into_inner();
     for page in &pages {
-        let watched = timeout(DEADLINE, watch.message()).await.unwrap();
-        let watched = watched.unwrap().unwrap();
+        let watched = timeout(DEADLINE, watch.message()).await.unwrap().unwrap().unwrap();
         assert_eq!(watched.next_page_token, page.next_page_token);
         assert!(watched.encoded_len() < USUAL_LIMIT);
     }
     assert!(pages.len() > 3 && pages.iter().all(|page| page.encoded_len() < USUAL_LIMIT));
-    let names = pages.iter().flat_map(|page| &page.nodes);
-    let names: Vec<&str> = names.map(|node| node.name.as_str()).collect();
+    let names: Vec<&str> = pages
+        .iter()
+        .flat_map(|page| &page.nodes)
+        .map(|node| node.name.as_str())
+        .collect();
     assert_eq!(names, expected);
     let about = pages[0].control_plane.as_ref().unwrap();
     assert_eq!((about.errors, about.warnings), (3_000, 0));

@@ -62,8 +62,7 @@ fn disagreement(ours: pb::Enforcement, others: &Collected) -> Option<Issue> {
         pb::Enforcement::On | pb::Enforcement::Unread => "with --network-policy",
     };
     let ours = word(ours);
-    let theirs = others.answers.iter();
-    let mut theirs = theirs.map(|answer| (answer.address, word(answer.enforcement)));
+    let mut theirs = others.answers.iter().map(|answer| (answer.address, word(answer.enforcement)));
     let (address, theirs) = theirs.find(|(_, theirs)| *theirs != ours)?;
     let replica = ObjectRef::new("replica", "", address.to_string());
     let reason = format!(
@@ -350,8 +349,7 @@ fn endpoint(endpoint: &Endpoint) -> pb::EndpointView {
 
 /// Returns the latest publications.
 pub(super) fn history(store: &Store) -> pb::History {
-    let points = store.points().into_iter();
-    let points = points.map(|point| pb::HistoryPoint {
+    let points = store.points().into_iter().map(|point| pb::HistoryPoint {
         revision: point.revision,
         at_ms: millis(point.at),
         changes: point.changes,

@@ -93,8 +93,11 @@ pub(super) fn explain(
 /// Returns the ways to the chosen endpoints; none if no endpoint gets the packet.
 fn ways(packet: &Packet<'_>, fate: &Fate, nodes: &[Arc<NodeFacts>]) -> Ways {
     let reaches = fate.outcome == Outcome::Reaches;
-    let endpoints = packet.view.endpoints.iter();
-    let chosen = endpoints.filter(|endpoint| reaches && fate.chosen.contains(&endpoint.addr));
+    let chosen = packet
+        .view
+        .endpoints
+        .iter()
+        .filter(|endpoint| reaches && fate.chosen.contains(&endpoint.addr));
     let (sender, protocol) = (packet.sender, packet.view.port.key.protocol);
     Ways::new((sender, fate.source), protocol, packet.node, nodes, chosen)
 }
@@ -108,9 +111,14 @@ pub(super) fn family(request: &pb::ExplainRequest, detail: &ServiceDetail) -> Fa
 
 /// Returns the nodes that handle a packet, or may receive it.
 pub(super) fn nodes_of(explanation: &pb::Explanation) -> BTreeSet<NodeName> {
-    let chosen = explanation.candidates.iter().filter(|of| of.chosen);
-    let receivers = chosen.map(|candidate| candidate.node.as_str());
-    receivers.chain([explanation.node.as_str()]).map(NodeName::from).collect()
+    explanation
+        .candidates
+        .iter()
+        .filter(|of| of.chosen)
+        .map(|candidate| candidate.node.as_str())
+        .chain([explanation.node.as_str()])
+        .map(NodeName::from)
+        .collect()
 }
 
 /// Settings of most agents, for an agent that has not reported its own.
@@ -164,8 +172,7 @@ fn not_proxied(
 
 /// Returns the first reason why the Service does not get what it asks for, of those that are meant.
 fn refusal(detail: &ServiceDetail, is_meant: impl Fn(&Issue) -> bool) -> Option<&Issue> {
-    let mut issues = detail.issues.iter();
-    issues.find(|issue| {
+    detail.issues.iter().find(|issue| {
         let is_its = issue.object.kind == "Service" && issue.severity == Severity::Error;
         is_its && is_meant(issue)
     })
@@ -202,8 +209,7 @@ impl<'a> Packet<'a> {
         };
         let mut views = detail.ports.iter().filter(named).peekable();
         if views.peek().is_none() {
-            let ports = detail.ports.iter().map(|view| name(&view.port));
-            let ports: Vec<String> = ports.collect();
+            let ports: Vec<String> = detail.ports.iter().map(|view| name(&view.port)).collect();
             return Err(Status::not_found(format!(
                 "the Service has no port {:?}; it has {}",
                 request.port,
@@ -216,8 +222,9 @@ impl<'a> Packet<'a> {
                 outside(&views, node).ok_or_else(|| not_outside(&views, detail))?
             }
             "" => {
-                let view = views.next();
-                let view = view.ok_or_else(|| Status::not_found("the Service has no such port"))?;
+                let view = views
+                    .next()
+                    .ok_or_else(|| Status::not_found("the Service has no such port"))?;
                 let to = SocketAddr::new(view.port.cluster_ip, view.port.port);
                 (view, Place::ClusterIp, to)
             }
@@ -430,16 +437,20 @@ fn source(packet: &Packet<'_>, source: Source) -> String {
 
 /// Returns all endpoints, chosen ones first.
 fn candidates(packet: &Packet<'_>, fate: &Fate) -> Vec<pb::Candidate> {
-    let candidates = packet.view.endpoints.iter().map(|endpoint| {
-        let chosen = fate.chosen.contains(&endpoint.addr);
-        pb::Candidate {
-            address: endpoint.addr.to_string(),
-            node: endpoint.node.as_deref().unwrap_or_default().to_owned(),
-            chosen,
-            reason: reason(endpoint, chosen, packet.node, fate).to_owned(),
-        }
-    });
-    let mut candidates: Vec<_> = candidates.collect();
+    let mut candidates: Vec<_> = packet
+        .view
+        .endpoints
+        .iter()
+        .map(|endpoint| {
+            let chosen = fate.chosen.contains(&endpoint.addr);
+            pb::Candidate {
+                address: endpoint.addr.to_string(),
+                node: endpoint.node.as_deref().unwrap_or_default().to_owned(),
+                chosen,
+                reason: reason(endpoint, chosen, packet.node, fate).to_owned(),
+            }
+        })
+        .collect();
     candidates.sort_by_key(|candidate| !candidate.chosen);
     candidates
 }

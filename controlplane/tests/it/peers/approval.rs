@@ -25,8 +25,7 @@ async fn an_approval_reaches_all_replicas_and_names_those_that_it_does_not_reach
     let trust = || second.bound.hub().store().trust();
     assert_ne!(trust(), Trust::Confirmed);
     let mut status = first.status().await;
-    let approved = status.approve(pb::ApproveRequest::default()).await;
-    let approved = approved.unwrap().into_inner();
+    let approved = status.approve(pb::ApproveRequest::default()).await.unwrap().into_inner();
     assert_eq!(approved.nodes, ["b"]);
     assert_eq!(trust(), Trust::Confirmed);
     let [missing] = &*approved.missing_replicas else {

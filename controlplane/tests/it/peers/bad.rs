@@ -44,8 +44,10 @@ impl PeerService for Liar {
         request: Request<pb::CollectRequest>,
     ) -> Result<Response<Self::CollectStream>, Status> {
         self.asked.fetch_add(1, Ordering::Relaxed);
-        let messages = (self.says)(&request.into_inner()).into_iter();
-        let messages: Vec<_> = messages.map(|kind| pb::Collected { kind: Some(kind) }).collect();
+        let messages: Vec<_> = (self.says)(&request.into_inner())
+            .into_iter()
+            .map(|kind| pb::Collected { kind: Some(kind) })
+            .collect();
         let last = if self.endless { messages.last().cloned() } else { None };
         let more = std::iter::from_fn(move || last.clone());
         let all = tokio_stream::iter(messages.into_iter().chain(more)).map(Ok);
@@ -226,8 +228,10 @@ async fn garbage_and_other_programs_are_named() {
     let missing = fleet.missing_replicas.iter();
     let reason = |at: &str| {
         let mut all = missing.clone();
-        let found = all.find(|replica| replica.address == at);
-        found.unwrap_or_else(|| panic!("{at}: {fleet:?}")).reason.clone()
+        all.find(|replica| replica.address == at)
+            .unwrap_or_else(|| panic!("{at}: {fleet:?}"))
+            .reason
+            .clone()
     };
     assert!(reason(&garbage.to_string()).contains("cannot connect"));
     assert!(reason(&agents.to_string()).contains("no replica"));
@@ -255,8 +259,7 @@ async fn watches_share_their_questions_and_nobody_asks_without_them() {
     let mut watches = Vec::new();
     for _ in 0..20 {
         let request = pb::GetFleetRequest::default();
-        let watch = replica.status().await.watch_fleet(request).await.unwrap();
-        let mut watch = watch.into_inner();
+        let mut watch = replica.status().await.watch_fleet(request).await.unwrap().into_inner();
         let first = watch.message().await.unwrap().unwrap();
         assert_eq!(first.nodes[0].name, "x");
         watches.push(watch);

@@ -41,13 +41,14 @@ fn report(epoch: u64) -> pb::Report {
 
 fn connect(replica: &Replica, number: usize) -> Vec<Session> {
     let hub = replica.bound.hub();
-    let names = (0..EACH).map(|n| format!("node-{number}-{n:05}"));
-    let sessions = names.map(|name| {
-        let session = Session::sample(hub, &name);
-        session.report(report(hub.store().epoch()));
-        session
-    });
-    sessions.collect()
+    (0..EACH)
+        .map(|n| format!("node-{number}-{n:05}"))
+        .map(|name| {
+            let session = Session::sample(hub, &name);
+            session.report(report(hub.store().epoch()));
+            session
+        })
+        .collect()
 }
 
 /// The code of tests is several times as slow as that of a release.

@@ -55,6 +55,5 @@ impl Watch {
 
 /// Returns the nodes that lag, and how.
 pub(crate) fn lags(answer: &pb::Convergence) -> Vec<(&str, LagState)> {
-    let laggards = answer.laggards.iter();
-    laggards.map(|l| (l.node.as_str(), l.state())).collect()
+    answer.laggards.iter().map(|l| (l.node.as_str(), l.state())).collect()
 }

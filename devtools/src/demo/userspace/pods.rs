@@ -89,11 +89,18 @@ impl Pods {
 /// Returns the Services with this endpoint.
 fn services(objects: &Objects, ip: IpAddr, port: u16) -> BTreeSet<String> {
     let has = |name: &ServiceName| format!("{}.{}", name.name, name.namespace);
-    let with = objects.services.iter().filter(|service| {
-        let mut endpoints = service.ports.iter().flat_map(|port| &port.endpoints);
-        endpoints.any(|endpoint| endpoint.addr.ip == ip && endpoint.addr.port == port)
-    });
-    with.map(|service| has(&service.name)).collect()
+    objects
+        .services
+        .iter()
+        .filter(|service| {
+            service
+                .ports
+                .iter()
+                .flat_map(|port| &port.endpoints)
+                .any(|endpoint| endpoint.addr.ip == ip && endpoint.addr.port == port)
+        })
+        .map(|service| has(&service.name))
+        .collect()
 }
 
 fn serve(pod: &Pod, protocol: Protocol) -> Result<()> {

@@ -182,8 +182,7 @@ impl<D: DataPath> Driver<D> {
             failures: std::mem::take(&mut claims.failures),
             ..Applied::default()
         };
-        let staged = self.path.stage(content, claims.change(change), &mut applied);
-        let mut staged = staged?;
+        let mut staged = self.path.stage(content, claims.change(change), &mut applied)?;
         applied.plan = started.elapsed();
         match self.path.commit(content, &mut staged, &mut applied) {
             Ok(()) => {}
@@ -232,8 +231,7 @@ impl<D: DataPath> Driver<D> {
             services: &good,
             ..change
         };
-        let last = self.apply_once(innocent);
-        let last = last.inspect_err(|_| self.known = None)?;
+        let last = self.apply_once(innocent).inspect_err(|_| self.known = None)?;
         add(&mut total, last);
         for failure in guilty {
             let again = self.confirm(change, failure)?;

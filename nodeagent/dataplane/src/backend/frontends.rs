@@ -180,8 +180,11 @@ mod tests {
                 self.held.clear();
             }
             for (key, plan) in claims.change(change).services {
-                let frontends = plan.iter().flat_map(|plan| &plan.frontends);
-                let frontends = frontends.map(|frontend| frontend.at).collect();
+                let frontends = plan
+                    .iter()
+                    .flat_map(|plan| &plan.frontends)
+                    .map(|frontend| frontend.at)
+                    .collect();
                 self.held.insert(key.clone(), frontends);
             }
             let now = &self.held;

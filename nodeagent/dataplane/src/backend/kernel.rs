@@ -38,15 +38,17 @@ impl PacketTarget {
         node_port: Option<u16>,
     ) -> impl Iterator<Item = Self> {
         let (family, protocol) = (key.family, key.protocol);
-        let addresses = addresses.into_iter().map(move |ip| Self::Address {
-            at: SocketAddr::new(ip, port),
-            protocol,
-        });
-        addresses.chain(node_port.map(|port| Self::NodePort {
-            family,
-            protocol,
-            port,
-        }))
+        addresses
+            .into_iter()
+            .map(move |ip| Self::Address {
+                at: SocketAddr::new(ip, port),
+                protocol,
+            })
+            .chain(node_port.map(|port| Self::NodePort {
+                family,
+                protocol,
+                port,
+            }))
     }
 
     /// Returns the family of the addresses.

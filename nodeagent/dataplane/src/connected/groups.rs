@@ -130,8 +130,12 @@ impl ConnectionGroups {
     pub(super) fn largest(self, most: usize) -> (Vec<(GroupKey, GroupSums)>, u64) {
         let mut groups: Vec<_> = self.groups.into_iter().collect();
         groups.sort_unstable_by_key(|(key, sums)| (Reverse(sums.connections()), *key));
-        let rest = groups.get(most..).unwrap_or_default();
-        let rest: u64 = rest.iter().map(|(_, sums)| sums.connections()).sum();
+        let rest: u64 = groups
+            .get(most..)
+            .unwrap_or_default()
+            .iter()
+            .map(|(_, sums)| sums.connections())
+            .sum();
         groups.truncate(most);
         (groups, self.more + rest)
     }

@@ -41,11 +41,13 @@ fn flow(client: &str, to: &str, endpoint: &str) -> Tracked {
 
 fn groups(reader: ConnectionReader<'_>) -> Vec<(String, String, u64)> {
     let (groups, _) = reader.groups.largest(10);
-    let groups = groups.iter().map(|(key, sums)| {
-        let (client, endpoint) = (key.client.to_string(), key.endpoint.to_string());
-        (client, endpoint, sums.connections())
-    });
-    groups.collect()
+    groups
+        .iter()
+        .map(|(key, sums)| {
+            let (client, endpoint) = (key.client.to_string(), key.endpoint.to_string());
+            (client, endpoint, sums.connections())
+        })
+        .collect()
 }
 
 #[test]

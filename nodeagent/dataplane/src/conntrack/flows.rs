@@ -193,8 +193,10 @@ pub(super) fn selections(work: &Work, filter: Filter, size: Option<Size>) -> Vec
         FrontendAddr::Address { ip, port, .. } => Selection::To(SocketAddr::new(ip, port)),
         FrontendAddr::NodePort { port, .. } => Selection::ToPort(port),
     });
-    let retired = work.retired.iter();
-    let retired = retired.map(|at| Selection::RepliesFrom(SocketAddr::new(at.ip, at.port)));
+    let retired = work
+        .retired
+        .iter()
+        .map(|at| Selection::RepliesFrom(SocketAddr::new(at.ip, at.port)));
     frontends.chain(retired).collect()
 }
 

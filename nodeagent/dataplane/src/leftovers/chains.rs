@@ -37,8 +37,8 @@ pub(super) struct Chains {
 /// # Errors
 /// [`NetlinkError`]. A kernel without nf_tables has no chains.
 pub(super) fn find(family: Family, keeps: Keeps) -> Result<Vec<Chains>, NetlinkError> {
-    let tables = read(family, keeps)?.into_iter();
-    Ok(tables
+    Ok(read(family, keeps)?
+        .into_iter()
         .map(|table| Chains {
             family,
             keeps,

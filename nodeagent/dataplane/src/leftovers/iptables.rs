@@ -48,23 +48,25 @@ pub(super) fn find(family: Family, keeps: Keeps) -> Result<Vec<Rules>, Problem> 
         tool: tool.name().to_owned(),
         source,
     })?;
-    let rules = tables.into_iter().map(|table| Rules {
-        tool: tool.clone(),
-        keeps,
-        table,
-    });
-    Ok(rules.collect())
+    Ok(tables
+        .into_iter()
+        .map(|table| Rules {
+            tool: tool.clone(),
+            keeps,
+            table,
+        })
+        .collect())
 }
 
 /// Returns the listings of all programs that exist.
 pub(super) fn listings() -> Vec<String> {
     let kinds = [Flavour::Legacy, Flavour::Nft];
-    let all = kinds.map(|flavour| Family::ALL.map(|family| (flavour, family)));
-    let used = all
+    kinds
+        .map(|flavour| Family::ALL.map(|family| (flavour, family)))
         .as_flattened()
         .iter()
-        .filter(|(flavour, family)| flavour.may_have_rules(*family));
-    used.filter_map(|(flavour, family)| Tool::find(*flavour, *family)?.list().ok())
+        .filter(|(flavour, family)| flavour.may_have_rules(*family))
+        .filter_map(|(flavour, family)| Tool::find(*flavour, *family)?.list().ok())
         .collect()
 }
 

@@ -88,11 +88,12 @@ pub(super) fn table_names(family: Family) -> Result<Vec<String>, NetlinkError> {
         Err(error) if error.errno() == Some(Errno::EINVAL) => return Ok(Vec::new()),
         tables => tables?,
     };
-    let names = Messages(&tables).filter_map(|message| {
-        let name = message.attributes().get(NFTA_TABLE_NAME);
-        name.and_then(Attribute::as_str).map(str::to_owned)
-    });
-    Ok(names.collect())
+    Ok(Messages(&tables)
+        .filter_map(|message| {
+            let name = message.attributes().get(NFTA_TABLE_NAME);
+            name.and_then(Attribute::as_str).map(str::to_owned)
+        })
+        .collect())
 }
 
 /// Returns whether `lo` has an address.

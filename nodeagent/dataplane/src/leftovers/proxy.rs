@@ -27,9 +27,10 @@ impl ProxyObject {
     pub(super) fn find() -> (Vec<Self>, Vec<Problem>) {
         let (mut found, mut problems) = (Vec::new(), Vec::new());
         for family in Family::ALL {
-            let tables = [CAPTURE_TABLE, PRESTOP_TABLE, DEPARTED_TABLE].into_iter();
-            let tables = tables.chain(DIVERT_TABLES);
-            let tables = tables.map(|table| Self::Table(family, table));
+            let tables = [CAPTURE_TABLE, PRESTOP_TABLE, DEPARTED_TABLE]
+                .into_iter()
+                .chain(DIVERT_TABLES)
+                .map(|table| Self::Table(family, table));
             let rest = [Self::Delivery(family), Self::Address(proxy_address(family))];
             for part in tables.chain(rest) {
                 match part.is_there() {

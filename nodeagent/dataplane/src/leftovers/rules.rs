@@ -297,12 +297,13 @@ pub(super) fn only_masquerade(chains: &BTreeSet<String>) -> bool {
 /// Returns the node ports to which rules in the output of `iptables-save` apply. kplane's trees have other
 /// chains for node ports; their rules are ignored.
 pub(super) fn node_ports(text: &str) -> impl Iterator<Item = u16> {
-    let rules = text.lines().filter_map(|line| line.strip_prefix("-A KUBE-NODEPORTS "));
-    rules.filter_map(|rule| {
-        let mut words = words(rule);
-        words.find(|word| *word == "--dport")?;
-        words.next()?.parse().ok()
-    })
+    text.lines()
+        .filter_map(|line| line.strip_prefix("-A KUBE-NODEPORTS "))
+        .filter_map(|rule| {
+            let mut words = words(rule);
+            words.find(|word| *word == "--dport")?;
+            words.next()?.parse().ok()
+        })
 }
 
 /// Returns whether `iptables-restore` reads this text as `iptables-save` meant it, and as exactly one rule:

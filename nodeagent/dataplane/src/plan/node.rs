@@ -172,8 +172,7 @@ fn of_family(family: Family, cidrs: &[Cidr]) -> Vec<Cidr> {
 
 /// Returns the node's pod range of a family: the first one, as in kube-proxy.
 fn node_cidr(family: Family, node: &NodeFacts) -> Option<Cidr> {
-    let mut ours = node.pod_cidrs.iter().copied();
-    ours.find(|cidr| cidr.family() == family)
+    node.pod_cidrs.iter().copied().find(|cidr| cidr.family() == family)
 }
 
 /// Returns the loopback addresses of a family.

@@ -75,8 +75,7 @@ fn address(port: &ServicePort, ip: IpAddr) -> FrontendAddr {
 
 /// Returns the addresses without duplicates, and without the ClusterIP, which has a frontend of its own.
 fn unique(port: &ServicePort, ips: &[IpAddr]) -> BTreeSet<IpAddr> {
-    let others = ips.iter().copied();
-    others.filter(|ip| *ip != port.cluster_ip).collect()
+    ips.iter().copied().filter(|ip| *ip != port.cluster_ip).collect()
 }
 
 /// Returns the sources that may use load-balancer addresses (A8). If a node's own address is allowed, the

@@ -44,12 +44,15 @@ impl Contents for Content {
 
     /// A Pod that only tiers restrict is open until all that they say is there, so it is isolated meanwhile.
     fn closing(&self) -> Vec<Element> {
-        let tiered = self.held.all().filter_map(|((set, key), _)| match set {
-            PolicySet::Tiered(direction) => Some((PolicySet::Isolated(direction), key)),
-            _ => None,
-        });
-        let open = tiered.filter(|(set, key)| !self.held.has(*set, *key));
-        open.map(|place| element(place, None)).collect()
+        self.held
+            .all()
+            .filter_map(|((set, key), _)| match set {
+                PolicySet::Tiered(direction) => Some((PolicySet::Isolated(direction), key)),
+                _ => None,
+            })
+            .filter(|(set, key)| !self.held.has(*set, *key))
+            .map(|place| element(place, None))
+            .collect()
     }
 
     fn element(&self, set: Set, key: Key) -> Option<Element> {
@@ -79,8 +82,11 @@ impl Contents for Before<'_> {
     }
 
     fn element(&self, set: Set, key: Key) -> Option<Element> {
-        let mut changes = self.changes.iter();
-        match changes.find(|change| (Set::Policy(change.place.0), change.place.1) == (set, key)) {
+        match self
+            .changes
+            .iter()
+            .find(|change| (Set::Policy(change.place.0), change.place.1) == (set, key))
+        {
             Some(change) => change.before.map(|before| element(change.place, before)),
             None => self.content.element(set, key),
         }

@@ -167,8 +167,11 @@ pub(super) struct Stretches {
 impl Stretches {
     /// Returns what the blocks of a rule allow together. Work: n log n of the blocks and their exceptions.
     pub(super) fn of(rule: &PolicyRule, family: Family) -> Self {
-        let blocks = rule.peers.iter().flat_map(|peers| &peers.blocks);
-        let blocks = blocks.filter(|block| block.range.family() == family);
+        let blocks = rule
+            .peers
+            .iter()
+            .flat_map(|peers| &peers.blocks)
+            .filter(|block| block.range.family() == family);
         let mut all: Vec<Stretch> = blocks.flat_map(allowed).collect();
         all.sort_unstable();
         let mut stretches: Vec<Stretch> = Vec::with_capacity(all.len());
@@ -185,8 +188,7 @@ impl Stretches {
 
     /// Returns the fewest prefixes that cover the addresses.
     pub(super) fn prefixes(&self) -> impl Iterator<Item = Cidr> {
-        let stretches = self.stretches.iter();
-        stretches.flat_map(|stretch| prefixes(*stretch, self.family))
+        self.stretches.iter().flat_map(|stretch| prefixes(*stretch, self.family))
     }
 }
 
@@ -300,8 +302,7 @@ mod tests {
         }
         let (_, tree) = blocks.recut().unwrap();
         assert_eq!(tree.parents, [(2, 1), (3, 2), (4, 1)]);
-        let ranges = tree.ranges.iter();
-        let ranges = ranges.map(|r| format!("{}-{} {}", r.first, r.last, r.number));
+        let ranges = tree.ranges.iter().map(|r| format!("{}-{} {}", r.first, r.last, r.number));
         assert_eq!(
             ranges.collect::<Vec<_>>(),
             [

@@ -151,11 +151,15 @@ impl Content {
 
     fn keys(&self) -> Vec<PolicyKey> {
         let objects = &self.objects;
-        let groups = objects.groups.iter();
-        let groups = groups.flat_map(|(id, parts)| parts.keys().map(|n| PolicyKey::Group(*id, *n)));
+        let groups = objects
+            .groups
+            .iter()
+            .flat_map(|(id, parts)| parts.keys().map(|n| PolicyKey::Group(*id, *n)));
         let pods = objects.pods.keys().cloned().map(PolicyKey::Pod);
-        let of = self.tiers.decisions.iter();
-        let tiers = of
+        let tiers = self
+            .tiers
+            .decisions
+            .iter()
             .flat_map(|(id, parts)| parts.keys().map(|n| PolicyKey::Decisions(*id, *n)))
             .chain(self.tiers.spans.keys().map(|(a, b)| PolicyKey::Span(*a, *b)))
             .chain(self.tiers.policies.iter().cloned().map(PolicyKey::Cluster))
@@ -255,12 +259,14 @@ impl Content {
             self.numbers.give(*member);
         }
         let parts = self.objects.groups.get(&id);
-        let old = parts.and_then(|parts| parts.get(&part).cloned());
-        let old = old.unwrap_or_default();
+        let old = parts.and_then(|parts| parts.get(&part).cloned()).unwrap_or_default();
         let only = |these: &[PeerId], those: &[PeerId]| -> Vec<Member> {
-            let these = these.iter().copied();
-            let only = these.filter(|member| those.binary_search(member).is_err());
-            only.map(Member::Peer).collect()
+            these
+                .iter()
+                .copied()
+                .filter(|member| those.binary_search(member).is_err())
+                .map(Member::Peer)
+                .collect()
         };
         let (gone, come) = (only(&old, new), only(new, &old));
         self.regroup(id, &gone, &come, |content| {
@@ -357,12 +363,17 @@ impl Content {
     /// Sets the ranges of the node's Pods. Where one is isolated, that of link-local addresses is among them: the API does
     /// not say which Pod has one, and only a bridge hands their packets on. Returns whether they are others than before.
     fn set_ranges(&mut self, ranges: &[Cidr]) -> bool {
-        let mut pods = self.objects.pods.values();
-        let isolates = pods.any(|pod| !pod.policies.is_empty() || pod.tier.is_some());
+        let isolates = self
+            .objects
+            .pods
+            .values()
+            .any(|pod| !pod.policies.is_empty() || pod.tier.is_some());
         let ranges = ranges.iter().copied();
         let link_local = Cidr::new([0xfe80, 0, 0, 0, 0, 0, 0, 0].into(), 10);
-        let ranges = ranges.chain(if isolates { link_local } else { None });
-        let ranges: Vec<Cidr> = ranges.filter(|r| r.family() == self.family).collect();
+        let ranges: Vec<Cidr> = ranges
+            .chain(if isolates { link_local } else { None })
+            .filter(|r| r.family() == self.family)
+            .collect();
         let new = disjoint(&ranges);
         let old = std::mem::replace(&mut self.ranges, new.clone());
         let place = |range| (PolicySet::LocalRanges, Key::Range(range));

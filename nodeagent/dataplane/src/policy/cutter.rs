@@ -120,8 +120,11 @@ impl Waiting {
 
     /// Returns all addresses that are due. They stay until [`Waiting::scanned`].
     fn addresses(&self, now: Instant) -> HashSet<IpAddr> {
-        let second = self.second.iter().take_while(|(at, _)| *at <= now);
-        let second = second.flat_map(|(_, addresses)| addresses);
+        let second = self
+            .second
+            .iter()
+            .take_while(|(at, _)| *at <= now)
+            .flat_map(|(_, addresses)| addresses);
         self.fresh.iter().chain(second).copied().collect()
     }
 

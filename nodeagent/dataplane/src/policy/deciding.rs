@@ -315,15 +315,15 @@ fn number(action: TierAction) -> u32 {
 impl Content {
     /// Returns whether a decision becomes stricter for some ports and less strict for others.
     pub(super) fn is_mixed(&self, changes: &[ElementChange]) -> bool {
-        let changes = changes
+        changes
             .iter()
-            .filter(|change| matches!(change.place.0, PolicySet::Decisions(..)));
-        let mut pairs = changes.map(|change| {
-            [change.before, change.after].map(|row| match row.flatten() {
-                None => PortActions::PASS,
-                Some(row) => self.tiers.actions[&row].clone(),
+            .filter(|change| matches!(change.place.0, PolicySet::Decisions(..)))
+            .map(|change| {
+                [change.before, change.after].map(|row| match row.flatten() {
+                    None => PortActions::PASS,
+                    Some(row) => self.tiers.actions[&row].clone(),
+                })
             })
-        });
-        pairs.any(|[before, after]| !is_looser(&after, &before) && !is_looser(&before, &after))
+            .any(|[before, after]| !is_looser(&after, &before) && !is_looser(&before, &after))
     }
 }

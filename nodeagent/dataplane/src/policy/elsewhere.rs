@@ -41,18 +41,17 @@ impl Elsewhere {
         ranges_changed: bool,
     ) -> Vec<(IpAddr, bool)> {
         let mut touched = std::mem::take(&mut self.touched);
-        let mut pods = objects.pods.values();
-        let void = pods.any(|pod| addresses(pod, family).any(|ip| !is_in_range(ip)));
+        let void = objects
+            .pods
+            .values()
+            .any(|pod| addresses(pod, family).any(|ip| !is_in_range(ip)));
         if ranges_changed || void != self.ranges_are_void {
             self.ranges_are_void = void;
             touched.extend(&self.known);
             let peers = objects.peers.keys().copied();
             touched.extend(peers.filter(|address| void && is_in_range(*address)));
         }
-        let is_here = |address| {
-            let mut pods = objects.pods.values();
-            pods.any(|pod| pod.addresses.contains(&address))
-        };
+        let is_here = |address| objects.pods.values().any(|pod| pod.addresses.contains(&address));
         let mut changes = Vec::new();
         for address in touched {
             let is_peer = objects.peers.contains_key(&address);

@@ -122,8 +122,10 @@ impl Terms<'_> {
 
 /// Returns a Pod's addresses of a family.
 pub(super) fn addresses(pod: &LocalPod, family: Family) -> impl Iterator<Item = IpAddr> {
-    let addresses = pod.addresses.iter().copied();
-    addresses.filter(move |address| Family::of(*address) == family)
+    pod.addresses
+        .iter()
+        .copied()
+        .filter(move |address| Family::of(*address) == family)
 }
 
 /// Returns the numbers of the ports of a name.
@@ -132,7 +134,8 @@ pub(super) fn named(
     protocol: Protocol,
     name: &str,
 ) -> impl Iterator<Item = u16> {
-    let ports = ports.iter();
-    let named = ports.filter(move |port| port.protocol == protocol && &*port.name == name);
-    named.map(|port| port.port)
+    ports
+        .iter()
+        .filter(move |port| port.protocol == protocol && &*port.name == name)
+        .map(|port| port.port)
 }

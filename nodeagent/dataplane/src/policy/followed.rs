@@ -11,7 +11,8 @@ impl Followed {
     /// Returns whether a Pod is followed.
     pub fn covers(&self, pod: &PodName) -> bool {
         let is = |wanted: &str, actual: &str| wanted.is_empty() || wanted == actual;
-        let mut followed = self.0.iter();
-        followed.any(|(namespace, name)| is(namespace, &pod.namespace) && is(name, &pod.name))
+        self.0
+            .iter()
+            .any(|(namespace, name)| is(namespace, &pod.namespace) && is(name, &pod.name))
     }
 }

@@ -169,9 +169,13 @@ impl Content {
             if !old.is_empty() || !self.grants.beyond.is_empty() {
                 self.failures = None;
             }
-            let beyond = self.grants.beyond.keys();
-            let come: Vec<PolicyName> =
-                beyond.filter(|name| !old.contains_key(*name)).cloned().collect();
+            let come: Vec<PolicyName> = self
+                .grants
+                .beyond
+                .keys()
+                .filter(|name| !old.contains_key(*name))
+                .cloned()
+                .collect();
             for name in &come {
                 self.retract(name);
             }

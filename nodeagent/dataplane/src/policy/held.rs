@@ -77,12 +77,14 @@ impl Held {
             before: Some(*value),
             after: self.get(*place),
         });
-        let new = self.all().filter(|(place, _)| !before.contains_key(place));
-        let new = new.map(|(place, value)| ElementChange {
-            place,
-            before: None,
-            after: Some(value),
-        });
+        let new =
+            self.all()
+                .filter(|(place, _)| !before.contains_key(place))
+                .map(|(place, value)| ElementChange {
+                    place,
+                    before: None,
+                    after: Some(value),
+                });
         gone.chain(new).filter(|change| change.before != change.after).collect()
     }
 
@@ -94,12 +96,14 @@ impl Held {
     /// Returns what differs since [`Held::record`].
     pub(super) fn changes(&mut self) -> Vec<ElementChange> {
         let before = self.before.take().unwrap_or_default().into_iter();
-        let changes = before.map(|(place, before)| ElementChange {
-            place,
-            before,
-            after: self.get(place),
-        });
-        changes.filter(|change| change.before != change.after).collect()
+        before
+            .map(|(place, before)| ElementChange {
+                place,
+                before,
+                after: self.get(place),
+            })
+            .filter(|change| change.before != change.after)
+            .collect()
     }
 
     pub(super) fn len(&self) -> usize {
@@ -214,9 +218,11 @@ impl Held {
 
     /// Returns whether a port is in a range that a Pod may use.
     pub(super) fn in_range(&self, neighbours: Neighbours, port: u16) -> bool {
-        let ranges = self.ranges.get(&neighbours);
-        let mut ranges = ranges.into_iter().flatten();
-        ranges.any(|((first, last), _)| (*first..=*last).contains(&port))
+        self.ranges
+            .get(&neighbours)
+            .into_iter()
+            .flatten()
+            .any(|((first, last), _)| (*first..=*last).contains(&port))
     }
 }
 

@@ -73,7 +73,9 @@ pub(super) fn highest<'a>(elements: impl IntoIterator<Item = &'a Element>) -> u3
         Some(Data::Number(n)) => n,
         _ => 0,
     };
-    let numbers = elements.into_iter();
-    let numbers = numbers.map(|element| in_key(element.key).max(in_data(element.data)));
-    numbers.max().unwrap_or_default()
+    elements
+        .into_iter()
+        .map(|element| in_key(element.key).max(in_data(element.data)))
+        .max()
+        .unwrap_or_default()
 }

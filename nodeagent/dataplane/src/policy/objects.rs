@@ -33,32 +33,41 @@ pub(super) struct Objects {
 impl Objects {
     /// Returns the members of a group.
     pub(super) fn members(&self, group: GroupId) -> impl Iterator<Item = PeerId> {
-        let parts = self.groups.get(&group).into_iter().flatten();
-        parts.flat_map(|(_, members)| members.iter().copied())
+        self.groups
+            .get(&group)
+            .into_iter()
+            .flatten()
+            .flat_map(|(_, members)| members.iter().copied())
     }
 
     /// Returns how many members a group has.
     pub(super) fn size(&self, group: GroupId) -> u64 {
-        let parts = self.groups.get(&group).into_iter().flatten();
-        parts.map(|(_, members)| members.len() as u64).sum()
+        self.groups
+            .get(&group)
+            .into_iter()
+            .flatten()
+            .map(|(_, members)| members.len() as u64)
+            .sum()
     }
 
     /// Returns the policies that name a group.
     pub(super) fn policies_with(&self, group: GroupId) -> Vec<PolicyName> {
-        let policies = self.policies_with.get(&group).into_iter().flatten();
-        policies.cloned().collect()
+        self.policies_with.get(&group).into_iter().flatten().cloned().collect()
     }
 
     /// Returns the policies with an egress rule that names one of some ports.
     pub(super) fn policies_naming(&self, ports: &BTreeSet<PortName>) -> BTreeSet<PolicyName> {
-        let policies = ports.iter().filter_map(|port| self.policies_naming.get(port));
-        policies.flatten().cloned().collect()
+        ports
+            .iter()
+            .filter_map(|port| self.policies_naming.get(port))
+            .flatten()
+            .cloned()
+            .collect()
     }
 
     /// Returns the Pods that name a policy.
     pub(super) fn pods_of(&self, policy: &PolicyName) -> Vec<PodName> {
-        let pods = self.pods_of.get(policy).into_iter().flatten();
-        pods.cloned().collect()
+        self.pods_of.get(policy).into_iter().flatten().cloned().collect()
     }
 
     /// Records a policy, or that it is gone. Returns the one before.
@@ -124,12 +133,16 @@ fn groups(policy: &Policy) -> impl Iterator<Item = GroupId> {
 
 /// Returns the ports that egress rules of a policy name.
 fn egress_names(policy: &Policy) -> impl Iterator<Item = PortName> {
-    let ports = policy.egress.iter().flatten().flat_map(|rule| &rule.ports);
-    ports.flatten().filter_map(port_name)
+    policy
+        .egress
+        .iter()
+        .flatten()
+        .flat_map(|rule| &rule.ports)
+        .flatten()
+        .filter_map(port_name)
 }
 
 /// Returns whether a rule has ports with names.
 pub(super) fn names_ports(rule: &PolicyRule) -> bool {
-    let mut ports = rule.ports.iter().flatten();
-    ports.any(|port| matches!(port, PolicyPort::Named(..)))
+    rule.ports.iter().flatten().any(|port| matches!(port, PolicyPort::Named(..)))
 }

@@ -72,16 +72,24 @@ pub(super) fn phases(
         4 => true,
         _ => change.place.0 == PolicySet::LocalRanges,
     };
-    let phases = phases.into_iter().enumerate().map(|(phase, changes)| {
-        let (whole, mut rest): (Vec<&ElementChange>, Vec<&ElementChange>) =
-            changes.into_iter().partition(|change| whole(phase, change));
-        if phase == 3 {
-            rest.sort_unstable_by_key(|change| change.place.1);
-        }
-        let lots = [&whole[..]].into_iter().chain(lots(&rest));
-        lots.filter(|lot| !lot.is_empty()).map(ops).collect()
-    });
-    phases.filter(|lots: &Vec<Ops>| !lots.is_empty()).collect()
+    phases
+        .into_iter()
+        .enumerate()
+        .map(|(phase, changes)| {
+            let (whole, mut rest): (Vec<&ElementChange>, Vec<&ElementChange>) =
+                changes.into_iter().partition(|change| whole(phase, change));
+            if phase == 3 {
+                rest.sort_unstable_by_key(|change| change.place.1);
+            }
+            [&whole[..]]
+                .into_iter()
+                .chain(lots(&rest))
+                .filter(|lot| !lot.is_empty())
+                .map(ops)
+                .collect()
+        })
+        .filter(|lots: &Vec<Ops>| !lots.is_empty())
+        .collect()
 }
 
 /// Cuts changes into lots. Those next to each other with the same key stay together.
@@ -131,6 +139,9 @@ fn replaced(changes: &[ElementChange]) -> HashSet<(PolicySet, Option<Key>)> {
             *comes |= change.after.is_some();
         }
     }
-    let replaced = groups.into_iter().filter(|(_, (goes, comes))| *goes && *comes);
-    replaced.map(|(group, _)| group).collect()
+    groups
+        .into_iter()
+        .filter(|(_, (goes, comes))| *goes && *comes)
+        .map(|(group, _)| group)
+        .collect()
 }

@@ -78,9 +78,13 @@ impl Ported {
         let all = all.into_iter().flat_map(|bearers| &bearers.classes);
         let some = if is_all { None } else { bearers.zip(member) };
         let some = some.into_iter().flat_map(|(bearers, member)| {
-            let of_namespace = bearers.of_namespace.get(&member).into_iter().flatten();
-            let there = of_namespace.filter_map(|class| bearers.classes.get_key_value(class));
-            there.chain(bearers.classes.get_key_value(&member))
+            bearers
+                .of_namespace
+                .get(&member)
+                .into_iter()
+                .flatten()
+                .filter_map(|class| bearers.classes.get_key_value(class))
+                .chain(bearers.classes.get_key_value(&member))
         });
         let ports = all.chain(some);
         ports.flat_map(|(class, ports)| ports.iter().map(|port| (*class, *port)))

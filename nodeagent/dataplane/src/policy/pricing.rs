@@ -31,8 +31,13 @@ impl<'a> Pricing<'a> {
         else {
             return 0;
         };
-        let pods = objects.pods_of.get(name).into_iter().flatten();
-        let pods: Vec<&LocalPod> = pods.filter_map(|pod| objects.pods.get(pod)).collect();
+        let pods: Vec<&LocalPod> = objects
+            .pods_of
+            .get(name)
+            .into_iter()
+            .flatten()
+            .filter_map(|pod| objects.pods.get(pod))
+            .collect();
         let count = |pod: &&LocalPod| addresses(pod, content.family).count() as u64;
         let mut pricing = Self {
             content,
@@ -40,8 +45,7 @@ impl<'a> Pricing<'a> {
             pods,
             steps: 0,
         };
-        let rules = rules(policy).zip(ranges);
-        rules.fold(0, |sum: u64, ((direction, rule), ranges)| {
+        rules(policy).zip(ranges).fold(0, |sum: u64, ((direction, rule), ranges)| {
             sum.saturating_add(pricing.rule(direction, rule, *ranges))
         })
     }
@@ -50,27 +54,30 @@ impl<'a> Pricing<'a> {
         let objects = &self.content.objects;
         let members = match &rule.peers {
             None => 1,
-            Some(peers) => {
-                let groups = peers.groups.iter().map(|group| objects.size(*group));
-                groups.fold(ranges, u64::saturating_add)
-            }
+            Some(peers) => peers
+                .groups
+                .iter()
+                .map(|group| objects.size(*group))
+                .fold(ranges, u64::saturating_add),
         };
         let Some(ports) = &rule.ports else {
             return members.saturating_mul(self.addresses);
         };
-        let of_ports = ports.iter().map(|port| match (port, direction) {
-            (PolicyPort::All(_) | PolicyPort::Range(..), _) => {
-                members.saturating_mul(self.addresses)
-            }
-            (PolicyPort::Named(protocol, name), Direction::Ingress) => {
-                members.saturating_mul(self.own(*protocol, name))
-            }
-            (PolicyPort::Named(protocol, name), Direction::Egress) => {
-                let bearers = self.bearers(rule, *protocol, name);
-                bearers.saturating_mul(self.addresses)
-            }
-        });
-        of_ports.fold(0, u64::saturating_add)
+        ports
+            .iter()
+            .map(|port| match (port, direction) {
+                (PolicyPort::All(_) | PolicyPort::Range(..), _) => {
+                    members.saturating_mul(self.addresses)
+                }
+                (PolicyPort::Named(protocol, name), Direction::Ingress) => {
+                    members.saturating_mul(self.own(*protocol, name))
+                }
+                (PolicyPort::Named(protocol, name), Direction::Egress) => {
+                    let bearers = self.bearers(rule, *protocol, name);
+                    bearers.saturating_mul(self.addresses)
+                }
+            })
+            .fold(0, u64::saturating_add)
     }
 
     /// Returns how many ports of a name the Pods have, once for each of their addresses.
@@ -80,12 +87,13 @@ impl<'a> Pricing<'a> {
         if self.steps >= MAX_STEPS {
             return u64::MAX;
         }
-        let pods = self.pods.iter();
-        let ports = pods.map(|pod| {
-            let ports = named(&pod.ports, protocol, name).count();
-            (ports * addresses(pod, self.content.family).count()) as u64
-        });
-        ports.sum()
+        self.pods
+            .iter()
+            .map(|pod| {
+                let ports = named(&pod.ports, protocol, name).count();
+                (ports * addresses(pod, self.content.family).count()) as u64
+            })
+            .sum()
     }
 
     /// Returns how many ports of a name a rule's other ends have.
@@ -102,9 +110,10 @@ impl<'a> Pricing<'a> {
             if left == 0 {
                 return u64::MAX;
             }
-            let bearers = terms.bearers(member, &name);
-            let bearers = bearers.take(usize::try_from(left).unwrap_or(usize::MAX));
-            let bearers = bearers.count() as u64;
+            let bearers = terms
+                .bearers(member, &name)
+                .take(usize::try_from(left).unwrap_or(usize::MAX))
+                .count() as u64;
             found += bearers;
             self.steps += bearers;
         }

@@ -71,8 +71,7 @@ impl Content {
     pub(super) fn counts(&self) -> PolicyCounts {
         let objects = &self.objects;
         let number = |number: usize| number as u64;
-        let pods = objects.pods.values();
-        let pods = pods.filter(|pod| addresses(pod, self.family).next().is_some());
+        let pods = objects.pods.values().filter(|pod| addresses(pod, self.family).next().is_some());
         let (mut all, mut isolated) = (0, 0);
         for pod in pods {
             all += 1;
@@ -81,8 +80,7 @@ impl Content {
             let is_isolated = places.any(|(direction, ip)| self.is_judged(direction, ip));
             isolated += u64::from(is_isolated);
         }
-        let policies = objects.pods_of.keys();
-        let policies = policies.filter(|name| objects.policies.contains_key(*name));
+        let policies = objects.pods_of.keys().filter(|name| objects.policies.contains_key(*name));
         PolicyCounts {
             policies: number(policies.count()),
             pods: all,
@@ -93,8 +91,7 @@ impl Content {
 }
 
 fn names_ports_of_blocks(policy: &Policy) -> bool {
-    let mut rules = policy.egress.iter().flatten();
-    rules.any(|rule| {
+    policy.egress.iter().flatten().any(|rule| {
         let has_blocks = rule.peers.as_ref().is_some_and(|peers| !peers.blocks.is_empty());
         has_blocks && names_ports(rule)
     })

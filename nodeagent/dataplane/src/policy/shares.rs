@@ -64,8 +64,9 @@ struct NamespaceDemand<'a> {
 /// Returns the most that a namespace may have.
 fn share(sums: impl Iterator<Item = u128>, limits: ElementLimits) -> u64 {
     let most = u128::from(limits.namespace);
-    let sums = sums.map(|sum| u64::try_from(sum.min(most)).unwrap_or(limits.namespace));
-    let mut sums: Vec<u64> = sums.collect();
+    let mut sums: Vec<u64> = sums
+        .map(|sum| u64::try_from(sum.min(most)).unwrap_or(limits.namespace))
+        .collect();
     sums.sort_unstable();
     let (mut left, mut count) = (limits.node, sums.len() as u64);
     for sum in sums {

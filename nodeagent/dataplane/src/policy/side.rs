@@ -301,11 +301,13 @@ impl Content {
 
     /// Returns the addresses of Pods that policies judge.
     pub(super) fn judged(&self) -> HashSet<IpAddr> {
-        let judged = self.held.all().filter_map(|(place, _)| match place {
-            (PolicySet::Isolated(_) | PolicySet::Tiered(_), Key::Ip(ip)) => Some(ip),
-            _ => None,
-        });
-        judged.collect()
+        self.held
+            .all()
+            .filter_map(|(place, _)| match place {
+                (PolicySet::Isolated(_) | PolicySet::Tiered(_), Key::Ip(ip)) => Some(ip),
+                _ => None,
+            })
+            .collect()
     }
 
     /// Returns the addresses with connections that a change may deny: Pods that are isolated now or may do less, and
@@ -327,8 +329,7 @@ impl Content {
             }
         });
         let is_isolated = |ip: &IpAddr| {
-            let mut directions = Direction::ALL.into_iter();
-            directions.any(|direction| self.is_judged(direction, *ip))
+            Direction::ALL.into_iter().any(|direction| self.is_judged(direction, *ip))
         };
         // Ranges outside of Pods may be with any Pod.
         let recut = changes.iter().any(|change| change.place.0 == PolicySet::TierBlocks);
@@ -337,8 +338,8 @@ impl Content {
             (PolicySet::Tiered(_), Key::Ip(ip)) => Some(ip),
             _ => None,
         });
-        let lost = lost.chain(tiered);
-        let lost = lost.filter(|ip| is_isolated(ip) || self.objects.peers.contains_key(ip));
-        lost.collect()
+        lost.chain(tiered)
+            .filter(|ip| is_isolated(ip) || self.objects.peers.contains_key(ip))
+            .collect()
     }
 }

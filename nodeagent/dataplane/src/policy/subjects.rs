@@ -40,12 +40,16 @@ impl Content {
         if self.followed.0.is_empty() && self.sampled.is_empty() {
             return;
         }
-        let pods = self.objects.pods.iter();
-        let followed = pods.filter(|(name, _)| self.followed.covers(name));
-        let followed = followed.flat_map(|(_, pod)| addresses(pod, self.family));
+        let followed = self
+            .objects
+            .pods
+            .iter()
+            .filter(|(name, _)| self.followed.covers(name))
+            .flat_map(|(_, pod)| addresses(pod, self.family));
         let is_denied = |ip: &IpAddr| {
-            let mut directions = Direction::ALL.into_iter();
-            directions.any(|direction| self.held.has(PolicySet::Denied(direction), Key::Ip(*ip)))
+            Direction::ALL
+                .into_iter()
+                .any(|direction| self.held.has(PolicySet::Denied(direction), Key::Ip(*ip)))
         };
         let new: BTreeSet<IpAddr> = followed.filter(is_denied).collect();
         let old = std::mem::replace(&mut self.sampled, new);

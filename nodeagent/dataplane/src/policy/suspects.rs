@@ -54,8 +54,10 @@ impl Suspects {
                 "the agent's last process ended while it worked this policy out; after the second time the agent sets it \
                  aside until it changes"
             );
-            let least = deaths.iter().min_by_key(|(_, deaths)| deaths.count);
-            let least = least.map(|(name, _)| name.clone());
+            let least = deaths
+                .iter()
+                .min_by_key(|(_, deaths)| deaths.count)
+                .map(|(name, _)| name.clone());
             least.filter(|_| deaths.len() >= MOST).and_then(|least| deaths.remove(&least));
             deaths.insert(name, Deaths { hash, count });
         }

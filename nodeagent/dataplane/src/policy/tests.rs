@@ -91,8 +91,8 @@ fn rules() -> impl Strategy<Value = Option<Vec<PolicyRule>>> {
     let groups = prop::collection::vec((20_u8..23).prop_map(id), 0..3);
     let blocks = prop::collection::vec(block(), 0..3);
     let peers = (groups, blocks).prop_map(|(groups, blocks)| Peers { groups, blocks });
-    let rule = (prop::option::weighted(0.8, peers), ports());
-    let rule = rule.prop_map(|(peers, ports)| PolicyRule { peers, ports });
+    let rule = (prop::option::weighted(0.8, peers), ports())
+        .prop_map(|(peers, ports)| PolicyRule { peers, ports });
     prop::option::of(prop::collection::vec(rule, 0..3))
 }
 
@@ -235,8 +235,8 @@ fn apply(content: &mut Content, objects: &[Step], complete: bool) {
 }
 
 fn apply_in(content: &mut Content, objects: &[Step], complete: bool, pod_ranges: &[Cidr]) {
-    let objects = objects.iter().map(|(key, object)| (key.clone(), object.as_ref()));
-    let objects: Vec<_> = objects.collect();
+    let objects: Vec<_> =
+        objects.iter().map(|(key, object)| (key.clone(), object.as_ref())).collect();
     content.apply(
         PolicyChange {
             objects: &objects,
@@ -249,8 +249,7 @@ fn apply_in(content: &mut Content, objects: &[Step], complete: bool, pod_ranges:
 }
 
 fn whole(world: &World) -> Vec<Step> {
-    let all = world.iter();
-    all.map(|(key, object)| (key.clone(), Some(object.clone()))).collect()
+    world.iter().map(|(key, object)| (key.clone(), Some(object.clone()))).collect()
 }
 
 /// While nobody knows which policies there are, the table is there and closes the node's ranges (NP19).
@@ -492,8 +491,8 @@ fn a_policy_at_which_the_agent_died_is_set_aside() {
         content.apply(change, &mut suspects);
         let ports = [3, 4].map(|port| content.allows(&packet(4, 0, port)));
         assert_eq!(ports, [!aside; 2]);
-        let failures = content.failures().iter();
-        let failures: Vec<_> = failures.map(|failure| failure.reason.as_str()).collect();
+        let failures: Vec<_> =
+            content.failures().iter().map(|failure| failure.reason.as_str()).collect();
         assert_eq!(failures.len(), usize::from(aside), "{failures:?}");
         assert!(failures.iter().all(|reason| reason.contains("died twice")));
     }
@@ -533,8 +532,11 @@ fn too_many_decisions_cut_a_pod_off() {
         let mut content = Content::new(Family::V4);
         (content.limits.pod, content.limits.node) = (of_pod, of_node);
         let peers: Vec<PeerId> = (50..53).map(id).collect();
-        let objects = [0, 1].map(|number| tiered(number, PortActions::PASS, peers.clone()));
-        let objects = objects.into_iter().flatten().chain([of_ports(0, 1)]);
+        let objects = [0, 1]
+            .map(|number| tiered(number, PortActions::PASS, peers.clone()))
+            .into_iter()
+            .flatten()
+            .chain([of_ports(0, 1)]);
         let steps: Vec<Step> = objects.map(|object| (object.key(), Some(object))).collect();
         apply(&mut content, &steps, true);
         for (pod, open) in (0..).zip(open) {
@@ -575,8 +577,8 @@ fn whoever_may_lose_something_is_searched() {
         local_pod(2, &[]),
         peer(1),
         span("198.51.100.255"),
-    ];
-    let before = before.map(|object| (object.key(), Some(object)));
+    ]
+    .map(|object| (object.key(), Some(object)));
     let cases: [(_, &[usize]); 6] = [
         (of_ports(0, 5), &[]),
         (of_ports(0, 3), &[0, 1]),
@@ -723,17 +725,19 @@ fn a_search_for_ports_with_names_is_bounded() {
         ..pod
     });
     // A class for each of 600 Pods, which all have the port.
-    let classes = (0..600_u16).map(|n| {
-        let mut of = [0; 16];
-        of[..2].copy_from_slice(&n.to_be_bytes());
-        PolicyObject::Class(PeerClass {
-            id: PeerId(of),
-            parent: id(11),
-            namespace: "ns".into(),
-            ports: vec![port(0)],
+    let classes: Vec<Step> = (0..600_u16)
+        .map(|n| {
+            let mut of = [0; 16];
+            of[..2].copy_from_slice(&n.to_be_bytes());
+            PolicyObject::Class(PeerClass {
+                id: PeerId(of),
+                parent: id(11),
+                namespace: "ns".into(),
+                ports: vec![port(0)],
+            })
         })
-    });
-    let classes: Vec<Step> = classes.map(|class| (class.key(), Some(class))).collect();
+        .map(|class| (class.key(), Some(class)))
+        .collect();
     for (ingress, egress) in [(rules(), None), (None, rules())] {
         let policy = PolicyObject::Policy(Policy {
             name: name(0),

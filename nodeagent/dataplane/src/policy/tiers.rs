@@ -88,8 +88,12 @@ impl Tiers {
 
     /// Returns all identities that objects name.
     pub(super) fn named(&self) -> impl Iterator<Item = PeerId> {
-        let rows = self.decisions.values().flat_map(BTreeMap::values).flatten();
-        let decided = rows.flat_map(|row| row.peers.iter().copied());
-        decided.chain(self.peers.values().copied()).chain(self.spans.values().copied())
+        self.decisions
+            .values()
+            .flat_map(BTreeMap::values)
+            .flatten()
+            .flat_map(|row| row.peers.iter().copied())
+            .chain(self.peers.values().copied())
+            .chain(self.spans.values().copied())
     }
 }

@@ -140,8 +140,7 @@ fn all(
     numbers: impl Iterator<Item = u16>,
 ) -> Vec<(ServiceKey, Option<ServicePlan>)> {
     let plan = |number: u16| service(number, family, [2, 0, 3, 1][usize::from(number % 4)]);
-    let plans = numbers.map(plan);
-    plans.map(|plan| (plan.key.clone(), Some(plan))).collect()
+    numbers.map(plan).map(|plan| (plan.key.clone(), Some(plan))).collect()
 }
 
 fn node(family: Family, pods: &[&str], nodeports: &[&str]) -> NodePlan {
@@ -316,9 +315,12 @@ fn c3_shares_of_many_endpoints_are_printed_as_they_are_written() {
         run(&tool(family, flavour, "restore"), &["--noflush"], &theirs);
         let theirs = run(&tool(family, flavour, "save"), &["-t", "nat"], "");
         let shares = |save: &str, chain: &str| -> Vec<String> {
-            let rules = save.lines().filter(|line| line.starts_with(&format!("-A {chain}")));
-            let words = rules.filter_map(|line| line.split("--probability ").nth(1));
-            words.filter_map(|rest| rest.split(' ').next()).map(str::to_owned).collect()
+            save.lines()
+                .filter(|line| line.starts_with(&format!("-A {chain}")))
+                .filter_map(|line| line.split("--probability ").nth(1))
+                .filter_map(|rest| rest.split(' ').next())
+                .map(str::to_owned)
+                .collect()
         };
         let ours = shares(&ours, "KUBE-SVC-");
         assert_eq!(ours.len(), 1_199);

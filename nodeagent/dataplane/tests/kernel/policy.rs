@@ -375,9 +375,10 @@ fn a_table_with_an_owner_is_nobody_elses() {
         return;
     }
     let unowned = |world: &World| {
-        let lines = world.listing();
-        let lines = lines.into_iter().filter(|line| !line.contains("flags"));
-        lines
+        world
+            .listing()
+            .into_iter()
+            .filter(|line| !line.contains("flags"))
             .map(|line| line.split(" #").next().unwrap_or_default().to_owned())
             .collect::<Vec<String>>()
     };

@@ -197,11 +197,13 @@ const INNER_FIELDS: &str = "acceptContentTypes burst contentType kubeconfig qps
 fn i1_the_order_of_fields_is_that_of_kube_proxy() {
     let yaml = to_yaml(&KubeProxyConfiguration::default()).unwrap();
     let fields = |indent: usize| {
-        let lines = yaml.lines().filter(move |line| {
-            line.len() - line.trim_start().len() == indent && !line.trim_start().starts_with('-')
-        });
-        let names = lines.map(|line| line.trim().split(':').next().unwrap());
-        names.collect::<Vec<_>>()
+        yaml.lines()
+            .filter(move |line| {
+                line.len() - line.trim_start().len() == indent
+                    && !line.trim_start().starts_with('-')
+            })
+            .map(|line| line.trim().split(':').next().unwrap())
+            .collect::<Vec<_>>()
     };
     assert_eq!(fields(0), FIELDS.split_whitespace().collect::<Vec<_>>());
     let inner: Vec<_> = INNER_FIELDS.split_whitespace().collect();
@@ -213,7 +215,8 @@ fn a_file_that_cannot_be_written_is_named() {
     let error = to_file(
         &KubeProxyConfiguration::default(),
         Path::new("/no/such/file"),
-    );
-    let error = error.unwrap_err().to_string();
+    )
+    .unwrap_err()
+    .to_string();
     assert_eq!(error, "--write-config-to /no/such/file: cannot be written");
 }

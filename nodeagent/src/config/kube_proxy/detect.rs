@@ -47,8 +47,7 @@ fn cluster_cidrs(text: &str, check: &mut Checker) -> Vec<Cidr> {
     if text.is_empty() {
         return Vec::new();
     }
-    let texts = text.split(',');
-    texts.filter_map(|text| check.cidr("clusterCIDR", text)).collect()
+    text.split(',').filter_map(|text| check.cidr("clusterCIDR", text)).collect()
 }
 
 fn interface(field: &str, text: &str, prefix: bool, check: &mut Checker) -> Option<PodInterface> {

@@ -38,8 +38,11 @@ impl KubeProxyFlags {
 
     /// Returns the flags that have no effect next to a file (I2).
     pub fn ignored_beside_file(&self) -> Vec<&'static str> {
-        let ignored = self.given.iter().filter(|(row, _)| !row.beside_file);
-        ignored.map(|(row, _)| row.flag).collect()
+        self.given
+            .iter()
+            .filter(|(row, _)| !row.beside_file)
+            .map(|(row, _)| row.flag)
+            .collect()
     }
 
     /// Returns the flag that sets a field, if it was given.

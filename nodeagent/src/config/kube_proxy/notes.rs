@@ -50,8 +50,8 @@ pub struct Host {
 impl Host {
     /// Reads the facts of this host.
     pub fn this() -> Self {
-        let off = std::fs::read_to_string("/proc/sys/net/ipv6/conf/all/disable_ipv6");
-        let off = off.is_ok_and(|text| text.trim() == "1");
+        let off = std::fs::read_to_string("/proc/sys/net/ipv6/conf/all/disable_ipv6")
+            .is_ok_and(|text| text.trim() == "1");
         Self {
             ipv6: !off && std::path::Path::new("/proc/net/if_inet6").exists(),
         }
@@ -199,8 +199,10 @@ fn families(
 /// addresses.
 fn names_family(settings: &Settings, family: Family) -> bool {
     let node = &settings.node;
-    let mut ranges = node.cluster_cidrs.iter().chain(&node.nodeport_addresses);
-    ranges.any(|range| range.family() == family && range.prefix_len() > 0)
+    node.cluster_cidrs
+        .iter()
+        .chain(&node.nodeport_addresses)
+        .any(|range| range.family() == family && range.prefix_len() > 0)
         || node.node_ip.is_some_and(|ip| Family::of(ip) == family)
 }
 

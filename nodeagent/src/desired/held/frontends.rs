@@ -16,10 +16,9 @@ pub(super) enum Frontend {
 /// Returns all frontends of a ServicePort.
 pub(super) fn frontends(port: &ServicePort) -> impl Iterator<Item = Frontend> + '_ {
     let (protocol, family) = (port.key.protocol, port.key.family);
-    let addresses = std::iter::once(&port.cluster_ip)
+    std::iter::once(&port.cluster_ip)
         .chain(&port.external_ips)
-        .chain(&port.load_balancer_ips);
-    addresses
+        .chain(&port.load_balancer_ips)
         .map(move |ip| Frontend::Address(*ip, protocol, port.port))
         .chain(port.node_port.map(|number| Frontend::NodePort(family, protocol, number)))
         .chain(port.health_check_node_port.map(Frontend::HealthCheck))

@@ -69,8 +69,7 @@ impl Core {
         let changed =
             dirty.node_changed || !dirty.services.is_empty() || !dirty.policies.is_empty();
         if changed && let Some(position) = self.desired.position() {
-            let families = self.families.iter_mut();
-            families.for_each(|family| family.retract(position));
+            self.families.iter_mut().for_each(|family| family.retract(position));
             self.policies.retract(position);
         }
         changed

@@ -161,9 +161,13 @@ fn np19_pods_outside_of_known_ranges_are_found() {
         pod("10.9.0.1"),
     ]);
     let found = |rig: &Rig| {
-        let found = rig.core.report().findings.into_iter();
-        let found = found.filter(|finding| finding.code == Reason::PodRangeUnknown);
-        found.map(|finding| finding.text).collect::<Vec<_>>()
+        rig.core
+            .report()
+            .findings
+            .into_iter()
+            .filter(|finding| finding.code == Reason::PodRangeUnknown)
+            .map(|finding| finding.text)
+            .collect::<Vec<_>>()
     };
     assert_eq!(found(&rig), [""; 0], "there is no policy");
     rig.put(&policy);

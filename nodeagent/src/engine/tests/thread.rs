@@ -11,8 +11,7 @@ use kplane_dataplane::backend::ServerCounts;
 
 #[tokio::test]
 async fn the_thread_takes_applies_and_reports() {
-    let engine = Engine::spawn(|| Ok(noop::open()), NodeSettings::default());
-    let engine = engine.await.unwrap();
+    let engine = Engine::spawn(|| Ok(noop::open()), NodeSettings::default()).await.unwrap();
     assert_eq!(engine.backend().name, "noop");
     let mut plane = Plane::new([svc("a", &[])]);
     engine.submit(plane.snapshot_update()).await.unwrap().unwrap();
@@ -121,8 +120,9 @@ async fn a_kernel_that_is_slow_is_read_back_while_changes_wait() {
         let looks = Arc::clone(&counter);
         Box::new(Busy { looks, takes }) as Box<dyn Side>
     };
-    let engine = Engine::spawn(|| Ok(noop::open_with(side)), NodeSettings::default());
-    let engine = engine.await.unwrap();
+    let engine = Engine::spawn(|| Ok(noop::open_with(side)), NodeSettings::default())
+        .await
+        .unwrap();
     let mut plane = Plane::new([svc("a", &[])]);
     let first = plane.snapshot_update();
     engine.submit(first).await.unwrap().unwrap();
@@ -181,8 +181,9 @@ async fn a_look_that_finds_only_other_connections_wakes_nobody() {
         let (looks, takes) = (Arc::clone(&counter), Duration::ZERO);
         Box::new(Busy { looks, takes }) as Box<dyn Side>
     };
-    let engine = Engine::spawn(|| Ok(noop::open_with(side)), NodeSettings::default());
-    let engine = engine.await.unwrap();
+    let engine = Engine::spawn(|| Ok(noop::open_with(side)), NodeSettings::default())
+        .await
+        .unwrap();
     let mut reports = engine.reports();
     let update = Plane::new([svc("a", &[])]).snapshot_update();
     engine.submit(update).await.unwrap().unwrap();

@@ -29,14 +29,21 @@ fn port(name: &str, port: u16, addresses: usize, endpoints: usize) -> DesiredObj
 /// Places and elements that the kernel holds.
 fn held(rig: &Rig) -> (usize, usize) {
     let script = rig.script.0.lock().unwrap();
-    let frontends = script.kernel.values().flat_map(|plan| &plan.frontends);
-    let endpoints = frontends.map(|frontend| frontend.endpoints.len());
-    endpoints.fold((0, 0), |(places, sum), n| (places + 1, sum + n))
+    script
+        .kernel
+        .values()
+        .flat_map(|plan| &plan.frontends)
+        .map(|frontend| frontend.endpoints.len())
+        .fold((0, 0), |(places, sum), n| (places + 1, sum + n))
 }
 
 fn reasons(rig: &Rig) -> Vec<(String, bool)> {
-    let failures = rig.core.report().failures.into_iter();
-    failures.map(|failure| (failure.reason, failure.degraded)).collect()
+    rig.core
+        .report()
+        .failures
+        .into_iter()
+        .map(|failure| (failure.reason, failure.degraded))
+        .collect()
 }
 
 #[test]

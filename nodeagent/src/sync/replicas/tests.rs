@@ -27,8 +27,10 @@ fn round(replicas: &mut Replicas) -> Vec<Replica> {
 }
 
 fn favourites(replicas: std::ops::RangeInclusive<u8>) -> Vec<Replica> {
-    let names = (0..10_000).map(|number| format!("node-{number}"));
-    names.map(|node| round(&mut known(&node, replicas.clone()))[0]).collect()
+    (0..10_000)
+        .map(|number| format!("node-{number}"))
+        .map(|node| round(&mut known(&node, replicas.clone()))[0])
+        .collect()
 }
 
 #[test]

@@ -275,8 +275,9 @@ async fn an_older_state_of_all_replicas_is_taken_after_a_minute() {
         if replicas.len() > 1 {
             rig.stage.lock().unwrap().dead.insert(at(2));
         }
-        let taken = until_taken(&mut rig, |_| Duration::ZERO, 300 * SECOND).await;
-        let taken = taken.expect("the older state is taken");
+        let taken = until_taken(&mut rig, |_| Duration::ZERO, 300 * SECOND)
+            .await
+            .expect("the older state is taken");
         assert!(taken >= 60 * SECOND && taken <= 90 * SECOND, "{taken:?}");
         assert_eq!(rig.report().counts.services, 1);
         assert_eq!(

@@ -170,8 +170,7 @@ async fn h_programmed_triggers_are_told_once() {
         at_ms: 1,
     };
     let announced = |report: pb::Report| {
-        let triggers = report.triggers_programmed.into_iter();
-        triggers.map(|one| one.id).collect::<Vec<_>>()
+        report.triggers_programmed.into_iter().map(|one| one.id).collect::<Vec<_>>()
     };
     plane.put(&svc("a", &["10.0.0.1:80"]));
     plane.triggers = vec![trigger(5), trigger(6)];

@@ -132,11 +132,12 @@ fn a_file_that_is_older_than_the_kernel_is_served_all_the_same() {
 fn a_file_of_another_source_is_not_used() {
     in_netns(|| {
         let [cache, first, second] = [(); 3].map(|()| TempDir::new().unwrap());
-        let many = (10..60).map(|number| {
-            let other = SERVICE.replace("web", &format!("w{number}"));
-            other.replace("10.96.0.10", &format!("10.96.1.{number}"))
-        });
-        let many: Vec<String> = many.collect();
+        let many: Vec<String> = (10..60)
+            .map(|number| {
+                let other = SERVICE.replace("web", &format!("w{number}"));
+                other.replace("10.96.0.10", &format!("10.96.1.{number}"))
+            })
+            .collect();
         fs::write(first.path().join("all.yaml"), many.join("---")).unwrap();
         fs::write(second.path().join("web.yaml"), SERVICE).unwrap();
         let alone = |folder: &TempDir| {

@@ -87,12 +87,13 @@ fn answers_to_clients_that_are_gone_hold_up_no_other_client() {
         client.set_read_timeout(Some(Duration::from_secs(1))).unwrap();
         client.connect(SocketAddr::from((QUIET, 53))).unwrap();
         crate::support::eventually("noise", || stopped.load(Relaxed).then_some(()));
-        let answered = (0..QUESTIONS).filter(|_| {
-            client.send(b"?").unwrap();
-            std::thread::sleep(Duration::from_millis(20));
-            client.recv(&mut [0; 64]).is_ok()
-        });
-        let answered = answered.count();
+        let answered = (0..QUESTIONS)
+            .filter(|_| {
+                client.send(b"?").unwrap();
+                std::thread::sleep(Duration::from_millis(20));
+                client.recv(&mut [0; 64]).is_ok()
+            })
+            .count();
         stop.store(true, Relaxed);
         noise.join().unwrap();
         assert_eq!(answered, QUESTIONS);

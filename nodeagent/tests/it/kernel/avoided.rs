@@ -98,10 +98,14 @@ fn reported(runtime: &Runtime, status: u16) -> Option<Vec<(Severity, Vec<String>
             Err(status) => panic!("{status}"),
         }
     });
-    let findings = described?.findings.into_iter();
-    let avoided = findings.filter(|finding| finding.code == "EndpointAvoided");
-    let avoided = avoided.map(|finding| (finding.severity(), finding.nodes, finding.text));
-    Some(avoided.collect())
+    Some(
+        described?
+            .findings
+            .into_iter()
+            .filter(|finding| finding.code == "EndpointAvoided")
+            .map(|finding| (finding.severity(), finding.nodes, finding.text))
+            .collect(),
+    )
 }
 
 #[test]

@@ -37,10 +37,11 @@ fn c7_packets_are_counted_with_the_rights_of_a_pod() {
         let lines = agent.until("update applied");
         assert!(!has(&lines, "are not counted"), "{lines:#?}");
         agent.stop();
-        let saved = ["iptables-nft-save", "iptables-legacy-save"].map(|program| {
-            String::from_utf8(Command::new(program).output().unwrap().stdout).unwrap()
-        });
-        let saved = saved.concat();
+        let saved = ["iptables-nft-save", "iptables-legacy-save"]
+            .map(|program| {
+                String::from_utf8(Command::new(program).output().unwrap().stdout).unwrap()
+            })
+            .concat();
         assert!(
             saved.contains("-m nfacct") && !saved.contains("KPLANE-PROBE"),
             "{saved}"

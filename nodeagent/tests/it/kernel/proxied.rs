@@ -141,9 +141,11 @@ fn capture() -> String {
     let table = &ruleset[start..];
     let end = table.find("\n}").map_or(table.len(), |end| end + 2);
     // What is left of the lease changes with time.
-    let lines = table[..end].lines();
-    let lasting = lines.filter(|line| !line.contains("expires"));
-    lasting.collect::<Vec<_>>().join("\n")
+    table[..end]
+        .lines()
+        .filter(|line| !line.contains("expires"))
+        .collect::<Vec<_>>()
+        .join("\n")
 }
 
 pub(crate) fn leads(to: Ipv4Addr) {

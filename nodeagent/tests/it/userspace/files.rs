@@ -55,15 +55,16 @@ fn udp_echo() -> SocketAddr {
 
 /// Uses as many files as the agent gives: connections with much data, and flows.
 fn flood(to: SocketAddr, udp: SocketAddr) -> (Vec<TcpStream>, Vec<UdpSocket>) {
-    let clients = (0..CLIENTS).filter_map(|_| {
-        let mut stream = connect(to).ok()?;
-        stream.set_read_timeout(Some(Duration::from_millis(50))).unwrap();
-        stream.set_nonblocking(true).unwrap();
-        // Nobody reads the answers.
-        let _ = stream.write(&vec![0; MUCH]);
-        Some(stream)
-    });
-    let clients: Vec<TcpStream> = clients.collect();
+    let clients: Vec<TcpStream> = (0..CLIENTS)
+        .filter_map(|_| {
+            let mut stream = connect(to).ok()?;
+            stream.set_read_timeout(Some(Duration::from_millis(50))).unwrap();
+            stream.set_nonblocking(true).unwrap();
+            // Nobody reads the answers.
+            let _ = stream.write(&vec![0; MUCH]);
+            Some(stream)
+        })
+        .collect();
     let flows = (0..CLIENTS).map(|_| {
         let socket = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
         let _ = socket.send_to(b"hello", udp);

@@ -64,9 +64,10 @@ impl Ledger {
 
     fn is_of_another_node(&self, node: u8, family: Family, keys: &[Key], side: &Side) -> bool {
         let others = |one: &Published, key: &Key| {
-            let nodes =
-                one.nodes.iter().enumerate().filter(|(other, _)| *other != usize::from(node));
-            nodes
+            one.nodes
+                .iter()
+                .enumerate()
+                .filter(|(other, _)| *other != usize::from(node))
                 .into_iter()
                 .any(|(_, sides)| sides[family as usize].get(key) == side.get(key))
         };
@@ -98,17 +99,23 @@ impl Ledger {
             return;
         };
         let state = &published.nodes[usize::from(node)];
-        let remembered = notes.remembers.and_then(|at| self.published.get(&at));
-        let remembered = remembered.map(|one| &*one.nodes[usize::from(node)][family as usize]);
+        let remembered = notes
+            .remembers
+            .and_then(|at| self.published.get(&at))
+            .map(|one| &*one.nodes[usize::from(node)][family as usize]);
         let serves = |side: &Side, service: u8| {
             side.iter().any(|((of, _), entry)| *of == service && entry.serves())
         };
         // An agent that has just started knows what its file says, which may be older than the kernel.
         let known = |service| notes.applied || remembered.is_some_and(|side| serves(side, service));
         // Others may be known too, such as those that the kernel refused.
-        let earlier =
-            notes.delivered.iter().rev().nth(1).and_then(|(at, _)| self.published.get(at));
-        let earlier = earlier.map(|one| &*one.nodes[usize::from(node)][family as usize]);
+        let earlier = notes
+            .delivered
+            .iter()
+            .rev()
+            .nth(1)
+            .and_then(|(at, _)| self.published.get(at))
+            .map(|one| &*one.nodes[usize::from(node)][family as usize]);
         let others = remembered.into_iter().chain(earlier).flat_map(Side::keys);
         let names = before.keys().chain(failed).chain(others);
         let all: BTreeSet<u8> = names.map(|(service, _)| *service).collect();
@@ -149,17 +156,20 @@ impl Ledger {
         };
         let long = notes.moved_at.is_none_or(|moved| moved.elapsed() >= INSISTENCE);
         notes.moved_at = Some(Instant::now());
-        let back = published.latest.iter().find(|(kind, versions)| {
-            notes.floor.get(kind).is_some_and(|floor| versions.seen < *floor)
-        });
-        let back = back.map(|(kind, versions)| {
-            format!(
-                "n{node} goes back from version {:?} of {kind} to {} of epoch {}",
-                notes.floor.get(kind),
-                versions.seen,
-                at.0
-            )
-        });
+        let back = published
+            .latest
+            .iter()
+            .find(|(kind, versions)| {
+                notes.floor.get(kind).is_some_and(|floor| versions.seen < *floor)
+            })
+            .map(|(kind, versions)| {
+                format!(
+                    "n{node} goes back from version {:?} of {kind} to {} of epoch {}",
+                    notes.floor.get(kind),
+                    versions.seen,
+                    at.0
+                )
+            });
         for (kind, versions) in &published.versions {
             let floor = notes.floor.entry(*kind).or_default();
             *floor = (*floor).max(versions.changed);
@@ -281,8 +291,7 @@ fn explains(
 
 /// Returns whether an agent may report a state.
 fn may_report(state: &Side, kernel: &Side, failed: &BTreeSet<Key>, held: bool) -> bool {
-    let mut keys = state.keys().chain(kernel.keys());
-    keys.all(|key| {
+    state.keys().chain(kernel.keys()).all(|key| {
         let (wanted, has) = (state.get(key), kernel.get(key));
         let kept = match (wanted, has) {
             (None, Some(_)) => true,

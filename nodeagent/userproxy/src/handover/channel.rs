@@ -87,10 +87,10 @@ impl Channel {
             return Err(io::ErrorKind::UnexpectedEof.into());
         }
         let whole = !received.flags.contains(ReturnFlags::TRUNC);
-        let message = whole.then(|| decode(&self.buffer[..received.bytes]));
-        let message = message.flatten().ok_or_else(|| {
-            io::Error::new(io::ErrorKind::InvalidData, "a message cannot be read")
-        })?;
+        let message =
+            whole.then(|| decode(&self.buffer[..received.bytes])).flatten().ok_or_else(|| {
+                io::Error::new(io::ErrorKind::InvalidData, "a message cannot be read")
+            })?;
         Ok((message, fds))
     }
 }

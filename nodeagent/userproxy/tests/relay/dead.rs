@@ -55,8 +55,13 @@ fn u53_a_table_names_the_endpoints_that_fail_until_they_take_a_connection_or_are
     let (well, dead) = (echo(), refusing());
     let mut served = serve(&[well, dead]);
     let avoided = |served: &Served, most| {
-        let avoided = served.proxy.table().avoided(most).into_iter();
-        avoided.map(|(_, at)| at).collect::<Vec<_>>()
+        served
+            .proxy
+            .table()
+            .avoided(most)
+            .into_iter()
+            .map(|(_, at)| at)
+            .collect::<Vec<_>>()
     };
     assert_eq!(avoided(&served, 32), []);
     for _ in 0..10 {

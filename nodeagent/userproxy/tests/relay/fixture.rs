@@ -97,8 +97,8 @@ impl Served {
             threads,
             inherited: Some(bundle),
             ..Settings::default()
-        });
-        let proxy = proxy.unwrap();
+        })
+        .unwrap();
         let change = (key(self.protocol), Some(self.spec.clone()));
         proxy.table().change([change]);
         let role = Role::Place(self.spec.routes[0].at);

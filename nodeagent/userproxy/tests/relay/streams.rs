@@ -81,9 +81,9 @@ fn connections_are_shown_with_their_clients() {
     assert!(show(vec![key(Protocol::Udp)]).is_empty());
     // The server ends its side as well, or goes on: both are no open connection.
     let is_open = |client| {
-        let all = show(vec![key(Protocol::Tcp)]);
-        let mut all = all.iter();
-        all.any(|(_, shown)| shown.client == client && shown.stage == ProxyStage::Open)
+        show(vec![key(Protocol::Tcp)])
+            .iter()
+            .any(|(_, shown)| shown.client == client && shown.stage == ProxyStage::Open)
     };
     streams[1].shutdown(Shutdown::Write).unwrap();
     let ended = streams[1].local_addr().unwrap();

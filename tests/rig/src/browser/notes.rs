@@ -80,8 +80,7 @@ pub(super) fn exception(details: &Value) -> String {
 }
 
 fn said(it: &Value) -> Note {
-    let words = it["args"].as_array().into_iter().flatten();
-    let words: Vec<String> = words.map(argument).collect();
+    let words: Vec<String> = it["args"].as_array().into_iter().flatten().map(argument).collect();
     let words = words.join(" ");
     match it["type"].as_str() {
         Some("warning" | "error" | "assert") => Note::Warned(words),

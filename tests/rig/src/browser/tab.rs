@@ -181,8 +181,10 @@ impl Tab {
     /// As [`Tab::evaluate`], or the value is no text.
     pub fn text(&self, expression: &str) -> Result<String> {
         let value = self.evaluate(expression)?;
-        let text = value.as_str().map(str::to_owned);
-        text.with_context(|| format!("{expression} is {value}, and no text"))
+        value
+            .as_str()
+            .map(str::to_owned)
+            .with_context(|| format!("{expression} is {value}, and no text"))
     }
 
     /// Waits until an expression is true in the page, and returns how long that took.
@@ -213,8 +215,7 @@ impl Tab {
     /// # Errors
     /// The browser has ended or does not answer.
     pub fn headers(&self, headers: &[(&str, &str)]) -> Result<()> {
-        let headers = headers.iter();
-        let headers = headers.map(|(name, value)| ((*name).to_owned(), Value::from(*value)));
+        let headers = headers.iter().map(|(name, value)| ((*name).to_owned(), Value::from(*value)));
         let headers = Value::Object(headers.collect());
         self.ask("Network.setExtraHTTPHeaders", &[("headers", headers)])?;
         Ok(())
@@ -244,8 +245,8 @@ impl Tab {
     /// The browser does not answer, or the file cannot be written.
     pub fn screenshot(&self, file: &Path) -> Result<()> {
         let answer = self.ask("Page.captureScreenshot", &[("format", "png".into())])?;
-        let picture = STANDARD.decode(word(&answer, "data")?);
-        let picture = picture.context("a picture from the browser")?;
+        let picture =
+            STANDARD.decode(word(&answer, "data")?).context("a picture from the browser")?;
         fs::write(file, picture).with_context(|| format!("write {}", file.display()))
     }
 
@@ -291,12 +292,14 @@ impl Tab {
         let tree = self.ask("Accessibility.getFullAXTree", &[])?;
         let nodes = tree["nodes"].as_array().context("elements of the page")?;
         let text = |value: &Value| value["value"].as_str().unwrap_or_default().to_owned();
-        let shown = nodes.iter().filter(|node| node["ignored"] == false);
-        let elements = shown.map(|node| Element {
-            role: text(&node["role"]),
-            name: text(&node["name"]),
-        });
-        Ok(elements.collect())
+        Ok(nodes
+            .iter()
+            .filter(|node| node["ignored"] == false)
+            .map(|node| Element {
+                role: text(&node["role"]),
+                name: text(&node["name"]),
+            })
+            .collect())
     }
 
     /// Collects garbage, and returns the bytes that the page's scripts and elements still use.
@@ -308,11 +311,13 @@ impl Tab {
         let usage = self.ask("Runtime.getHeapUsage", &[])?;
         // Objects of scripts, elements of the page, and memory of arrays.
         let parts = ["usedSize", "embedderHeapUsedSize", "backingStorageSize"];
-        let parts = parts.map(|part| {
-            let bytes = usage[part].as_u64();
-            bytes.with_context(|| format!("{part} in {usage}"))
-        });
-        parts.into_iter().sum()
+        parts
+            .map(|part| {
+                let bytes = usage[part].as_u64();
+                bytes.with_context(|| format!("{part} in {usage}"))
+            })
+            .into_iter()
+            .sum()
     }
 
     /// Returns what it took to show the page that is open.
@@ -343,8 +348,7 @@ impl Tab {
     /// Returns and forgets what the page did so far and a page without faults does not do: errors on the console,
     /// violations of its policy, failed requests, dialogs. What scripts said besides is forgotten as well.
     pub fn complaints(&self) -> Vec<Note> {
-        let notes = self.notes().into_iter();
-        notes.filter(|note| !matches!(note, Note::Said(_))).collect()
+        self.notes().into_iter().filter(|note| !matches!(note, Note::Said(_))).collect()
     }
 
     /// Returns the addresses that the tab has asked for since it was opened, also in vain.
@@ -367,6 +371,8 @@ impl Drop for Tab {
 }
 
 fn word(value: &Value, name: &str) -> Result<String> {
-    let word = value[name].as_str().map(str::to_owned);
-    word.with_context(|| format!("no {name} in {value}"))
+    value[name]
+        .as_str()
+        .map(str::to_owned)
+        .with_context(|| format!("no {name} in {value}"))
 }

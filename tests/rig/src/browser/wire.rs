@@ -72,8 +72,9 @@ impl Wire {
             state.last
         };
         self.send(number, session, method, parameters)?;
-        let answer = self.wait(DEADLINE, |state| state.answers.remove(&number));
-        let answer = answer.with_context(|| format!("{method}: no answer"))?;
+        let answer = self
+            .wait(DEADLINE, |state| state.answers.remove(&number))
+            .with_context(|| format!("{method}: no answer"))?;
         answer.map_err(|error| anyhow!("{method}: {error}"))
     }
 
@@ -141,9 +142,10 @@ impl Wire {
         method: &str,
         parameters: &[(&str, Value)],
     ) -> Result<()> {
-        let parameters = parameters.iter();
-        let parameters = parameters.map(|(name, value)| ((*name).to_owned(), value.clone()));
-        let parameters: Map<String, Value> = parameters.collect();
+        let parameters: Map<String, Value> = parameters
+            .iter()
+            .map(|(name, value)| ((*name).to_owned(), value.clone()))
+            .collect();
         let mut message = json!({"id": number, "method": method, "params": parameters});
         if let Some(session) = session {
             message["sessionId"] = session.into();

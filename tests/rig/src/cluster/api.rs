@@ -296,8 +296,9 @@ const APPLY: &str = "application/apply-patch+yaml";
 /// The object has no name.
 pub fn key_of(object: &Value) -> Result<String> {
     let metadata = &object["metadata"];
-    let name = metadata["name"].as_str();
-    let name = name.with_context(|| format!("an object without a name: {object}"))?;
+    let name = metadata["name"]
+        .as_str()
+        .with_context(|| format!("an object without a name: {object}"))?;
     Ok(match metadata["namespace"].as_str() {
         Some(namespace) => format!("{namespace}/{name}"),
         None => name.to_owned(),

@@ -58,8 +58,9 @@ impl Credentials {
         let key = EcdsaKeyPair::generate_pkcs8(&ECDSA_P256_SHA256_ASN1_SIGNING, &random)
             .ok()
             .context("the system has no random numbers")?;
-        let pair = EcdsaKeyPair::from_pkcs8(&ECDSA_P256_SHA256_ASN1_SIGNING, key.as_ref(), &random);
-        let pair = pair.ok().context("a new key cannot be read again")?;
+        let pair = EcdsaKeyPair::from_pkcs8(&ECDSA_P256_SHA256_ASN1_SIGNING, key.as_ref(), &random)
+            .ok()
+            .context("a new key cannot be read again")?;
         let public = [&P256_PUBLIC_KEY, pair.public_key().as_ref()].concat();
         write_pem(&self.account_key, "PRIVATE KEY", key.as_ref())?;
         write_pem(&self.account_public_key, "PUBLIC KEY", &public)?;

@@ -16,8 +16,10 @@ const TIMEOUT: Duration = Duration::from_secs(10);
 pub(super) fn compact() -> Result<i64> {
     // Any key will do: the answer's header has the revision.
     let answer = post("/v3/kv/range", &json!({ "key": "AA==" }))?;
-    let revision = answer["header"]["revision"].as_str();
-    let revision: i64 = revision.with_context(|| format!("no revision in {answer}"))?.parse()?;
+    let revision: i64 = answer["header"]["revision"]
+        .as_str()
+        .with_context(|| format!("no revision in {answer}"))?
+        .parse()?;
     let order = json!({ "revision": revision, "physical": true });
     post("/v3/kv/compaction", &order)?;
     Ok(revision)

@@ -78,8 +78,9 @@ const KINDS: &[Kind] = &[
 impl Kind {
     /// Finds a kind by its name, such as `Service`.
     pub(super) fn named(name: &str) -> Result<Self> {
-        let found = KINDS.iter().find(|kind| kind.name == name);
-        found
+        KINDS
+            .iter()
+            .find(|kind| kind.name == name)
             .copied()
             .with_context(|| format!("the rig knows no kind {name:?}: add it to cluster/kinds.rs"))
     }

@@ -76,8 +76,9 @@ impl Work {
         for pod in &pods {
             self.changed(pod).await?;
         }
-        let version = list["metadata"]["resourceVersion"].as_str();
-        let version = version.context("a list without a version")?;
+        let version = list["metadata"]["resourceVersion"]
+            .as_str()
+            .context("a list without a version")?;
         let path =
             format!("{path}&watch=true&resourceVersion={version}&timeoutSeconds={WATCH_SECONDS}");
         let events = self.client.request_events::<Value>(get(&path)?).await?;
@@ -165,8 +166,10 @@ impl Addresses {
     /// Takes the lowest free address of each prefix, except its first one.
     fn take(&mut self, key: &str, cidrs: &[Cidr]) -> Vec<IpAddr> {
         let free = |cidr: &Cidr| {
-            let all = (1_u32..=65_535).map_while(|n| nth(cidr, n));
-            all.into_iter().find(|ip| !self.taken.contains(ip))
+            (1_u32..=65_535)
+                .map_while(|n| nth(cidr, n))
+                .into_iter()
+                .find(|ip| !self.taken.contains(ip))
         };
         let ips: Vec<IpAddr> = cidrs.iter().filter_map(free).collect();
         self.note(key, &ips);
@@ -186,8 +189,7 @@ fn nth(cidr: &Cidr, n: u32) -> Option<IpAddr> {
 /// Returns the status of a Pod whose containers run and are ready. Nobody fulfils readiness gates here, so a Pod that
 /// has some is not ready.
 fn running(pod: &Value, hosts: &[IpAddr], ips: &[IpAddr]) -> Value {
-    let containers = pod["spec"]["containers"].as_array();
-    let containers = containers.into_iter().flatten().map(|container| {
+    let containers = pod["spec"]["containers"].as_array().into_iter().flatten().map(|container| {
         json!({
             "name": container["name"], "image": container["image"], "imageID": "",
             "ready": true, "started": true, "restartCount": 0, "state": { "running": {} },

@@ -93,8 +93,11 @@ impl Files {
     /// Returns a command whose output is appended to the program's log.
     fn command(&self, programs: &Programs, program: &str) -> Result<Command> {
         let path = self.log(program);
-        let log = File::options().create(true).append(true).open(&path);
-        let log = log.with_context(|| path.display().to_string())?;
+        let log = File::options()
+            .create(true)
+            .append(true)
+            .open(&path)
+            .with_context(|| path.display().to_string())?;
         let mut command = guard::command(programs.bin().join(program));
         command
             .current_dir(&self.folder)

@@ -125,9 +125,8 @@ impl Layer {
                 Entry::Link(target) => archive.link(path, target)?,
                 Entry::File(mode, content) => archive.file(path, *mode, content)?,
                 Entry::Copy(mode, from) => {
-                    let content = fs::read(from);
-                    let content =
-                        content.with_context(|| format!("cannot read {}", from.display()))?;
+                    let content = fs::read(from)
+                        .with_context(|| format!("cannot read {}", from.display()))?;
                     archive.file(path, *mode, &content)?;
                 }
             }

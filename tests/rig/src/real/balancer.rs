@@ -210,8 +210,9 @@ impl Work {
         if let Some(number) = self.given.get(uid) {
             return Ok(*number);
         }
-        let free = (1..=254).find(|number| !self.given.values().any(|it| it == number));
-        let free = free.context("all addresses of load balancers are taken")?;
+        let free = (1..=254)
+            .find(|number| !self.given.values().any(|it| it == number))
+            .context("all addresses of load balancers are taken")?;
         self.given.insert(uid.to_owned(), free);
         Ok(free)
     }
@@ -248,9 +249,12 @@ fn is_ours(service: &Value) -> bool {
 }
 
 fn finalizers(service: &Value) -> Vec<String> {
-    let all = service["metadata"]["finalizers"].as_array();
-    let all = all.into_iter().flatten();
-    all.filter_map(|it| Some(it.as_str()?.to_owned())).collect()
+    service["metadata"]["finalizers"]
+        .as_array()
+        .into_iter()
+        .flatten()
+        .filter_map(|it| Some(it.as_str()?.to_owned()))
+        .collect()
 }
 
 fn address(family: usize, number: u8) -> Result<IpAddr> {

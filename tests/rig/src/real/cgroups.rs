@@ -113,21 +113,24 @@ fn hierarchies(mountinfo: &str) -> Vec<Hierarchy> {
     /// Options of the mount that are no controllers.
     const OTHERS: [&str; 4] = ["rw", "ro", "xattr", "clone_children"];
     let mut seen = BTreeSet::new();
-    let found = mountinfo.lines().filter_map(|line| {
-        let (mount, kind) = line.split_once(" - cgroup ")?;
-        let at = mount.split_whitespace().nth(4)?;
-        let options = kind.split_whitespace().nth(1)?;
-        let options: Vec<&str> = options
-            .split(',')
-            .filter(|option| !OTHERS.contains(option) && !option.starts_with("release_agent="))
-            .collect();
-        let controllers = options.join(",");
-        seen.insert(controllers.clone()).then(|| Hierarchy {
-            at: at.into(),
-            controllers,
+    mountinfo
+        .lines()
+        .filter_map(|line| {
+            let (mount, kind) = line.split_once(" - cgroup ")?;
+            let at = mount.split_whitespace().nth(4)?;
+            let options: Vec<&str> = kind
+                .split_whitespace()
+                .nth(1)?
+                .split(',')
+                .filter(|option| !OTHERS.contains(option) && !option.starts_with("release_agent="))
+                .collect();
+            let controllers = options.join(",");
+            seen.insert(controllers.clone()).then(|| Hierarchy {
+                at: at.into(),
+                controllers,
+            })
         })
-    });
-    found.collect()
+        .collect()
 }
 
 /// Removes a folder and those below. A folder with a process cannot be removed.

@@ -109,9 +109,9 @@ fn extensions() -> Result<PathBuf> {
 /// Returns the path of a program. Folders of administrators' programs may be missing on an ordinary user's `PATH`.
 pub(super) fn which(program: &str) -> Result<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
-    let folders = std::env::split_paths(&path).chain(["/usr/sbin".into(), "/sbin".into()]);
-    let mut files = folders.map(|folder| folder.join(program));
-    files
+    std::env::split_paths(&path)
+        .chain(["/usr/sbin".into(), "/sbin".into()])
+        .map(|folder| folder.join(program))
         .find(|file| file.is_file())
         .with_context(|| format!("{program} is not on the PATH"))
 }

@@ -219,8 +219,11 @@ impl Node {
             format!("/run/containerd/io.containerd.runtime.v2.task/{NAMESPACE}/{id}/init.pid");
         self.with(|running| {
             let file = running.machine.path(&file);
-            let pid = fs::read_to_string(&file).with_context(|| file.display().to_string())?;
-            let pid = pid.trim().parse().context("the id of a process")?;
+            let pid = fs::read_to_string(&file)
+                .with_context(|| file.display().to_string())?
+                .trim()
+                .parse()
+                .context("the id of a process")?;
             NetNs::open(name, &running.machine.namespace(pid, "net"))
         })
     }
@@ -243,8 +246,13 @@ impl Node {
         let settings = settings::kubelet(&common.client_ca, common.dns, &resolv_conf);
         write_json(&config, &settings)?;
         // A node has addresses of the families of its pods.
-        let ips = self.spec.ips.iter().take(self.spec.pod_cidrs.len());
-        let ips: Vec<_> = ips.map(IpAddr::to_string).collect();
+        let ips: Vec<_> = self
+            .spec
+            .ips
+            .iter()
+            .take(self.spec.pod_cidrs.len())
+            .map(IpAddr::to_string)
+            .collect();
         self.daemon(machine, "kubelet", |command| {
             command
                 .arg("--config")

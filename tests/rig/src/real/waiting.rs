@@ -21,7 +21,7 @@ impl RealCluster {
     pub fn wait_for_pods(&self, namespace: &str, label: &str, count: usize) -> Result<Vec<Value>> {
         let (key, value) = label.split_once('=').context("key=value of a label")?;
         let what = format!("{count} Pods {label} of {namespace} are ready");
-        let found = eventually(READY, &what, || {
+        eventually(READY, &what, || {
             let mut pods = self.api().list("Pod", Some(namespace))?;
             pods.retain(|pod| pod["metadata"]["labels"][key] == value);
             ensure!(pods.len() == count, "there are {}", pods.len());
@@ -32,8 +32,8 @@ impl RealCluster {
                 ensure!(!leaving, "{name} is terminating");
             }
             Ok(pods)
-        });
-        found.with_context(|| {
+        })
+        .with_context(|| {
             let events = self.kubectl(&["get", "events", "--namespace", namespace]);
             format!("events of {namespace}:\n{}", events.unwrap_or_default())
         })
@@ -45,8 +45,7 @@ impl RealCluster {
     /// Minutes have passed; the message has the end of the kubelet's log.
     pub fn wait_for_node(&self, name: &str) -> Result<()> {
         let ready = eventually(READY, &format!("{name} is ready"), || {
-            let node = self.api().get("Node", name)?;
-            let node = node.with_context(|| format!("no Node {name}"))?;
+            let node = self.api().get("Node", name)?.with_context(|| format!("no Node {name}"))?;
             ensure!(is_ready(&node), "{}", trouble(&node));
             Ok(())
         });
@@ -78,20 +77,20 @@ impl RealCluster {
 }
 
 fn is_ready(object: &Value) -> bool {
-    let conditions = object["status"]["conditions"].as_array();
-    let mut conditions = conditions.into_iter().flatten();
-    conditions.any(|it| it["type"] == "Ready" && it["status"] == "True")
+    object["status"]["conditions"]
+        .as_array()
+        .into_iter()
+        .flatten()
+        .any(|it| it["type"] == "Ready" && it["status"] == "True")
 }
 
 /// Returns the reasons that a Pod or a Node gives for not being ready.
 fn trouble(object: &Value) -> String {
-    let conditions = object["status"]["conditions"].as_array();
-    let conditions = conditions.into_iter().flatten();
+    let conditions = object["status"]["conditions"].as_array().into_iter().flatten();
     let messages = conditions
         .filter(|it| it["status"] != "True")
         .filter_map(|it| it["message"].as_str());
-    let containers = object["status"]["containerStatuses"].as_array();
-    let containers = containers.into_iter().flatten();
+    let containers = object["status"]["containerStatuses"].as_array().into_iter().flatten();
     let states = containers
         .map(|it| &it["state"])
         .filter(|state| state["running"].is_null())

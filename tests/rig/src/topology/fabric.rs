@@ -62,8 +62,11 @@ impl Fabric {
         netlink.up(LINK)?;
         netlink.add_address(LINK, own, 64)?;
         for ip in &ips {
-            let cidr = self.cidrs.iter().find(|cidr| cidr.contains(*ip));
-            let cidr = cidr.with_context(|| format!("{name}: {ip} is outside the fabric"))?;
+            let cidr = self
+                .cidrs
+                .iter()
+                .find(|cidr| cidr.contains(*ip))
+                .with_context(|| format!("{name}: {ip} is outside the fabric"))?;
             netlink.add_address(LINK, *ip, cidr.prefix_len())?;
         }
         netlink.carries(LINK)?;

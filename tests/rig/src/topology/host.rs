@@ -56,8 +56,10 @@ impl Host {
     /// # Errors
     /// The host has none.
     pub fn ip(&self, family: Family) -> Result<IpAddr> {
-        let mut ips = self.ips.iter().copied();
-        ips.find(|ip| Family::of(*ip) == family)
+        self.ips
+            .iter()
+            .copied()
+            .find(|ip| Family::of(*ip) == family)
             .with_context(|| format!("{} has no {family:?} address", self.name))
     }
 
@@ -113,7 +115,6 @@ impl Host {
             let mut cidrs = self.pod_cidrs.iter().copied();
             self.ips.contains(&ip) || cidrs.any(|cidr| cidr.contains(ip))
         };
-        let ips = pod.ips.iter().copied();
-        ips.filter(|ip| !covered(*ip)).map(Cidr::single).collect()
+        pod.ips.iter().copied().filter(|ip| !covered(*ip)).map(Cidr::single).collect()
     }
 }

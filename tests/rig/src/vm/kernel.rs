@@ -179,8 +179,10 @@ fn newest_package() -> Result<String> {
     ask.args(["depends", META_PACKAGE]);
     let answer = output(ask)?;
     let words = answer.lines().filter_map(|line| line.trim().strip_prefix("Depends: "));
-    let package = words.map(str::trim).find(|name| name.starts_with(PACKAGE));
-    let package = package.with_context(|| format!("{META_PACKAGE} depends on no {PACKAGE}*"))?;
+    let package = words
+        .map(str::trim)
+        .find(|name| name.starts_with(PACKAGE))
+        .with_context(|| format!("{META_PACKAGE} depends on no {PACKAGE}*"))?;
     Ok(package.to_owned())
 }
 
@@ -197,8 +199,8 @@ fn payload(image: &[u8]) -> Option<&[u8]> {
 
 fn which(program: &str) -> Result<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
-    let mut files = std::env::split_paths(&path).map(|folder| folder.join(program));
-    files
+    std::env::split_paths(&path)
+        .map(|folder| folder.join(program))
         .find(|file| file.is_file())
         .with_context(|| format!("{program} is not on the PATH"))
 }

@@ -14,17 +14,23 @@ use super::{Rendering, renderings};
 
 /// Returns the program of each container and its arguments.
 pub(super) fn containers(objects: &[Value]) -> Vec<(String, Vec<String>)> {
-    let pods = objects.iter().map(|object| &object["spec"]["template"]["spec"]);
-    let lists = pods.flat_map(|pod| [&pod["initContainers"], &pod["containers"]]);
-    let containers = lists.filter_map(Value::as_array).flatten();
-    let named = containers.map(|container| {
-        let args = container["args"].as_array().into_iter().flatten();
-        let args = args.map(|arg| arg.as_str().unwrap_or_default());
-        let args = args.map(|arg| arg.replace("$(NODE_NAME)", "node-1"));
-        let name = container["name"].as_str().unwrap_or_default();
-        (name.to_owned(), args.collect())
-    });
-    named.collect()
+    objects
+        .iter()
+        .map(|object| &object["spec"]["template"]["spec"])
+        .flat_map(|pod| [&pod["initContainers"], &pod["containers"]])
+        .filter_map(Value::as_array)
+        .flatten()
+        .map(|container| {
+            let args = container["args"]
+                .as_array()
+                .into_iter()
+                .flatten()
+                .map(|arg| arg.as_str().unwrap_or_default())
+                .map(|arg| arg.replace("$(NODE_NAME)", "node-1"));
+            let name = container["name"].as_str().unwrap_or_default();
+            (name.to_owned(), args.collect())
+        })
+        .collect()
 }
 
 /// A program checks each argument, also its value, before it comes to `--help`.
@@ -67,8 +73,7 @@ pub(in crate::chart) fn agents_start_with_the_arguments_and_kube_proxys_file() -
     let product = Product::build()?;
     let folder = tempfile::tempdir()?;
     for Rendering { settings, objects } in renderings {
-        let mut all = objects.iter();
-        let config = all.find(|o| o["metadata"]["name"] == "kplane-kube-proxy-config");
+        let config = objects.iter().find(|o| o["metadata"]["name"] == "kplane-kube-proxy-config");
         let text = config.map(|config| config["data"]["config.conf"].as_str());
         let text = match text {
             Some(text) => text.context("no config.conf")?,

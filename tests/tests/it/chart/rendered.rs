@@ -156,9 +156,12 @@ pub(in crate::chart) fn the_api_servers_own_address_is_what_replicas_use() -> Re
     let variable = |settings: &[&str]| -> Result<Option<Value>> {
         let objects = chart.objects(settings)?;
         let plane = pod(&objects, "Deployment", "kplane-controlplane")?;
-        let mut all = plane["containers"][0]["env"].as_array().context("no env")?.iter();
-        let found = all.find(|variable| variable["name"] == "KUBERNETES_SERVICE_HOST");
-        Ok(found.cloned())
+        Ok(plane["containers"][0]["env"]
+            .as_array()
+            .context("no env")?
+            .iter()
+            .find(|variable| variable["name"] == "KUBERNETES_SERVICE_HOST")
+            .cloned())
     };
     ensure!(variable(&[])?.is_none());
     let named = variable(&["kubernetesServiceHost=2001:db8::1"])?.context("not set")?;

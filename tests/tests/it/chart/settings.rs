@@ -41,10 +41,12 @@ enum Kind {
 
 /// Returns the lines of a section of `settings.txt`.
 fn section(name: &str) -> impl Iterator<Item = &'static str> {
-    let lines = include_str!("settings.txt").lines();
-    let lines = lines.skip_while(move |line| *line != name).skip(1);
-    let lines = lines.take_while(|line| !line.starts_with('['));
-    lines.filter(|line| !line.is_empty() && !line.starts_with('#'))
+    include_str!("settings.txt")
+        .lines()
+        .skip_while(move |line| *line != name)
+        .skip(1)
+        .take_while(|line| !line.starts_with('['))
+        .filter(|line| !line.is_empty() && !line.starts_with('#'))
 }
 
 /// Returns all values that become a flag of their own.
@@ -140,13 +142,22 @@ impl Setting {
         match self.kind {
             Kind::Word => {
                 let said = self.must_refuse(product, "no-such-word")?;
-                let known = said.split_once("[possible values: ").context(said.clone())?;
-                let known = known.1.split_once(']').context("no end")?.0;
+                let known = said
+                    .split_once("[possible values: ")
+                    .context(said.clone())?
+                    .1
+                    .split_once(']')
+                    .context("no end")?
+                    .0;
                 // For tests, and for machines without a cluster.
                 let is_for_clusters = |word: &&str| !["noop", "userspace-loopback"].contains(word);
                 let known: BTreeSet<&str> = known.split(", ").filter(is_for_clusters).collect();
-                let words = schema["enum"].as_array().context("no enum")?;
-                let words: BTreeSet<&str> = words.iter().filter_map(Value::as_str).collect();
+                let words: BTreeSet<&str> = schema["enum"]
+                    .as_array()
+                    .context("no enum")?
+                    .iter()
+                    .filter_map(Value::as_str)
+                    .collect();
                 let words: BTreeSet<&str> = words.into_iter().filter(|w| !w.is_empty()).collect();
                 ensure!(known == words, "the program knows {known:?}, not {words:?}");
             }
@@ -183,9 +194,13 @@ impl Setting {
         let value = self.path.split('.').fold(values, |value, name| &value[name]);
         let help = Command::new(self.program(product)).arg("--help").output()?;
         let help = String::from_utf8_lossy(&help.stdout).into_owned();
-        let about = help.split(&format!("--{} ", self.flag)).nth(1);
-        let about = about.with_context(|| format!("--help has no --{}", self.flag))?;
-        let about = about.split("\n      --").next().unwrap_or_default();
+        let about = help
+            .split(&format!("--{} ", self.flag))
+            .nth(1)
+            .with_context(|| format!("--help has no --{}", self.flag))?
+            .split("\n      --")
+            .next()
+            .unwrap_or_default();
         let Some((_, default)) = about.split_once("[default: ") else {
             return Ok(());
         };
@@ -209,9 +224,12 @@ pub(in crate::chart) fn every_value_of_a_program_is_compared_with_its_flag() -> 
         leaves(&schema["properties"][name], name, &mut all);
     }
     let settings = settings()?;
-    let listed = settings.iter().map(|setting| setting.path);
-    let listed = listed.chain(section("[others]"));
-    let listed: BTreeSet<String> = listed.map(str::to_owned).collect();
+    let listed: BTreeSet<String> = settings
+        .iter()
+        .map(|setting| setting.path)
+        .chain(section("[others]"))
+        .map(str::to_owned)
+        .collect();
     let differ: Vec<_> = all.symmetric_difference(&listed).collect();
     ensure!(differ.is_empty(), "in one place only: {differ:?}");
     Ok(())

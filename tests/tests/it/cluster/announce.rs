@@ -17,8 +17,7 @@ const SERVICE: &str = "kplane-controlplane";
 
 fn listed(api: &Api, expected: &str) -> Result<()> {
     eventually(DEADLINE, "the list of replicas is as the Service", || {
-        let map = api.get("ConfigMap", "kplane/kplane-replicas")?;
-        let map = map.context("no list")?;
+        let map = api.get("ConfigMap", "kplane/kplane-replicas")?.context("no list")?;
         ensure!(map["data"]["addresses"] == expected, "{map}");
         anyhow::Ok(())
     })

@@ -88,8 +88,10 @@ pub(crate) fn the_api_server_accepts_every_combination_of_values() -> Result<()>
         let accepted = said.lines().filter(|line| line.ends_with("(server dry run)"));
         ensure!(accepted.count() == objects.len(), "{said}");
         // The check can fail.
-        let daemon_set = objects.iter().find(|object| object.contains("\"DaemonSet\""));
-        let daemon_set = daemon_set.context("no DaemonSet")?;
+        let daemon_set = objects
+            .iter()
+            .find(|object| object.contains("\"DaemonSet\""))
+            .context("no DaemonSet")?;
         let broken = daemon_set.replace("\"readOnlyRootFilesystem\"", "\"readOnlyRoot\"");
         ensure!(
             dry_run(world, &BTreeSet::from([broken])).is_err(),

@@ -175,8 +175,10 @@ fn conflict(world: &World, old: &str, young: &str) -> Result<String> {
 }
 
 fn service(world: &World, name: &str) -> Result<Value> {
-    let found = world.api().get("Service", &format!("{NAMESPACE}/{name}"))?;
-    found.with_context(|| format!("no Service {name}"))
+    world
+        .api()
+        .get("Service", &format!("{NAMESPACE}/{name}"))?
+        .with_context(|| format!("no Service {name}"))
 }
 
 fn created(object: &Value) -> Result<Timestamp> {

@@ -69,10 +69,11 @@ pub(crate) fn orders_at_two_replicas_at_once_are_both_kept() -> Result<()> {
         {
             let control = world.topology.host("control")?.ns();
             thread::scope(|scope| {
-                let both = PAIR.map(|(_, port, node)| {
+                PAIR.map(|(_, port, node)| {
                     scope.spawn(move || kpctl_in(control, port, &[verb, "--node", node]))
-                });
-                both.into_iter().try_for_each(|one| {
+                })
+                .into_iter()
+                .try_for_each(|one| {
                     let (code, text, _) = one.join().map_err(|_| anyhow!("kpctl panicked"))??;
                     ensure!(code == Some(0), "{text}");
                     Ok(())
@@ -91,8 +92,8 @@ fn shown(planes: &[Plane], node: &str, state: NodeState) -> Result<()> {
     eventually(DEADLINE, &format!("{node} is {state:?}"), || {
         for plane in planes {
             let fleet = plane.fleet()?;
-            let found = fleet.nodes.iter().find(|found| found.name == node);
-            let found = found.context("no such node")?;
+            let found =
+                fleet.nodes.iter().find(|found| found.name == node).context("no such node")?;
             ensure!(found.state() == state, "{found:?}");
             let reported = found.report.as_ref().is_some_and(|report| report.frozen);
             ensure!(

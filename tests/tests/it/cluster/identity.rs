@@ -103,8 +103,7 @@ pub(crate) fn an_agent_speaks_for_the_node_of_its_pod_alone() -> Result<()> {
         let last = forged.pop().context("empty")?;
         forged.push(if last == 'A' { 'Q' } else { 'A' });
 
-        let going = plane.caller(None, Some(&two))?;
-        let going = going.speak_for("node-2")?.context("agent 2")?;
+        let going = plane.caller(None, Some(&two))?.speak_for("node-2")?.context("agent 2")?;
         let now = json!({ "gracePeriodSeconds": 0 });
         api.delete_with("Pod", &format!("{KPLANE}/agent-2"), &now)?;
         greets(
@@ -179,8 +178,7 @@ pub(crate) fn users_have_the_rights_that_the_cluster_gives_them() -> Result<()> 
         let agent = pod_token(api, AGENT, "agent-1", "node-1", "kplane")?;
         let admin = std::fs::read(world.cluster.kubeconfig())?;
         let admin: Value = serde_json::from_slice(&admin)?;
-        let admin = admin["users"][0]["user"]["token"].as_str();
-        let admin = admin.context("no token")?;
+        let admin = admin["users"][0]["user"]["token"].as_str().context("no token")?;
         let read = [Yes, Yes, Yes, Yes, Yes, Yes, No, No, No];
         let act = [Yes, Yes, Yes, Yes, Yes, Yes, Yes, No, Yes];
         for (what, pair, token, wanted) in [

@@ -34,8 +34,10 @@ pub(crate) fn credentials_that_do_not_work_are_said_to() -> Result<()> {
 /// The account of deploy/kubernetes/rbac.yaml may read what identifies the cluster.
 pub(crate) fn control_planes_know_their_cluster() -> Result<()> {
     with_world(|world| {
-        let namespace = world.api().get("Namespace", "kube-system")?;
-        let namespace = namespace.context("a cluster without kube-system")?;
+        let namespace = world
+            .api()
+            .get("Namespace", "kube-system")?
+            .context("a cluster without kube-system")?;
         let uid = namespace["metadata"]["uid"].as_str().unwrap_or_default();
         eventually(DEADLINE, "the control plane has read it", || {
             let log = world.logged("plane-0")?;

@@ -100,8 +100,10 @@ pub(crate) fn nodes_that_are_cut_off_get_kube_proxy_back() -> Result<()> {
         ensure!(world.api().get("DaemonSet", KUBE_PROXY)?.is_none());
         ensure!(text.contains("kpctl migrate back --all"), "{text}");
         runs(world, &["back", "--all"])?;
-        let after = world.api().get("DaemonSet", KUBE_PROXY)?;
-        let after = after.context("kube-proxy's DaemonSet is away")?;
+        let after = world
+            .api()
+            .get("DaemonSet", KUBE_PROXY)?
+            .context("kube-proxy's DaemonSet is away")?;
         ensure!(after["spec"] == before["spec"], "{after}");
         Ok(())
     })
@@ -202,8 +204,10 @@ fn goes_back(world: &World, before: &Value) -> Result<()> {
     let text = runs(world, &["back", "--all"])?;
     ensure!(text.contains("node-2: kube-proxy serves"), "{text}");
     ensure!(labels(world)? == [None, None]);
-    let after = world.api().get("DaemonSet", KUBE_PROXY)?;
-    let after = after.context("kube-proxy's DaemonSet is away")?;
+    let after = world
+        .api()
+        .get("DaemonSet", KUBE_PROXY)?
+        .context("kube-proxy's DaemonSet is away")?;
     ensure!(after["spec"] == before["spec"], "{after}");
     let annotations = &after["metadata"]["annotations"];
     ensure!(annotations["kplane.io/migration"].is_null(), "{after}");
@@ -211,8 +215,7 @@ fn goes_back(world: &World, before: &Value) -> Result<()> {
         DEADLINE,
         "kube-proxy runs everywhere again, and nothing else",
         || {
-            let set = world.api().get("DaemonSet", KUBE_PROXY)?;
-            let set = set.context("no DaemonSet")?;
+            let set = world.api().get("DaemonSet", KUBE_PROXY)?.context("no DaemonSet")?;
             let status = &set["status"];
             ensure!(
                 status["observedGeneration"] == set["metadata"]["generation"],
@@ -231,10 +234,10 @@ fn goes_back(world: &World, before: &Value) -> Result<()> {
 /// Returns how many pods the controller has created for a DaemonSet, by its events.
 fn created(api: &Api, uid: &Value) -> Result<usize> {
     let events = api.list("Event", Some("kube-system"))?;
-    let created = events
+    Ok(events
         .iter()
-        .filter(|event| event["reason"] == "SuccessfulCreate" && event["regarding"]["uid"] == *uid);
-    Ok(created.count())
+        .filter(|event| event["reason"] == "SuccessfulCreate" && event["regarding"]["uid"] == *uid)
+        .count())
 }
 
 fn nothing_is_left(world: &World) -> Result<()> {

@@ -178,8 +178,9 @@ fn found_in_three_commands(world: &World) -> Result<()> {
         ensure!(help.contains(command), "{help}");
     }
     let status = run(&["status"])?;
-    let mut lines = status.lines();
-    let there = lines.any(|line| line.contains("node-1") && line.contains("Disconnected"));
+    let there = status
+        .lines()
+        .any(|line| line.contains("node-1") && line.contains("Disconnected"));
     ensure!(there, "{status}");
     let next = "check that kp-nodeagent runs on node-1";
     ensure!(status.contains(next), "{status}");

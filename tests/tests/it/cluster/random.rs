@@ -189,8 +189,8 @@ fn external(rng: &mut StdRng) -> String {
 fn slice(service: &str, rng: &mut StdRng) -> Value {
     let six = rng.random_bool(0.2);
     let letter = if six { "b" } else { "a" };
-    let endpoints = (0..rng.random_range(0..9_u32)).map(|_| endpoint(six, rng));
-    let endpoints: Vec<Value> = endpoints.collect();
+    let endpoints: Vec<Value> =
+        (0..rng.random_range(0..9_u32)).map(|_| endpoint(six, rng)).collect();
     let ports = ["http", "dns", "more"].map(|name| {
         let protocol = if name == "dns" { "UDP" } else { "TCP" };
         let port = rng.random_range(8080..8083);

@@ -80,8 +80,7 @@ impl<'a> Broken<'a> {
 fn own_slice(api: &Api, service: &str, fields: &str) -> Result<Value> {
     let endpoints = [objects::endpoint("10.244.1.77", "node-1")];
     let mut slice = objects::slice("default", &format!("{service}-own"), service, endpoints);
-    let kubernetes = api.get("Service", "default/kubernetes")?;
-    let kubernetes = kubernetes.context("no Service kubernetes")?;
+    let kubernetes = api.get("Service", "default/kubernetes")?.context("no Service kubernetes")?;
     let ip = kubernetes["spec"]["clusterIP"].as_str().unwrap_or_default();
     let fields: Value = serde_saphyr::from_str(&fields.replace("$KUBERNETES", ip))?;
     for (field, value) in fields.as_object().into_iter().flatten() {

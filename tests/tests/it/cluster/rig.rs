@@ -70,11 +70,13 @@ pub(crate) fn deployments_have_endpoints_that_come_terminate_and_go() -> Result<
     api.apply(&objects::deployment("default", "web", 3, "node-1"))?;
     let endpoints = |condition: &str| -> Result<usize> {
         let slices = api.list("EndpointSlice", Some("default"))?;
-        let of_web = slices
+        Ok(slices
             .iter()
-            .filter(|slice| slice["metadata"]["labels"]["kubernetes.io/service-name"] == "web");
-        let all = of_web.filter_map(|slice| slice["endpoints"].as_array()).flatten();
-        Ok(all.filter(|ep| ep["conditions"][condition] == true).count())
+            .filter(|slice| slice["metadata"]["labels"]["kubernetes.io/service-name"] == "web")
+            .filter_map(|slice| slice["endpoints"].as_array())
+            .flatten()
+            .filter(|ep| ep["conditions"][condition] == true)
+            .count())
     };
     let reach = |what: (&str, usize)| {
         eventually(DEADLINE, &format!("{what:?}"), || {

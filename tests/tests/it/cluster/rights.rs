@@ -19,8 +19,13 @@ const SELDOM: [[&str; 3]; 1] = [
 /// Returns the requests that the rules of a role allow; an empty name stands for all objects.
 fn granted(role: &Value) -> Vec<Request> {
     let texts = |value: &Value| -> Vec<String> {
-        let all = value.as_array().into_iter().flatten();
-        all.filter_map(Value::as_str).map(str::to_owned).collect()
+        value
+            .as_array()
+            .into_iter()
+            .flatten()
+            .filter_map(Value::as_str)
+            .map(str::to_owned)
+            .collect()
     };
     let mut granted = Vec::new();
     for rule in role["rules"].as_array().into_iter().flatten() {

@@ -62,8 +62,7 @@ pub(crate) fn a20_a_new_range_of_cluster_ips_is_guarded() -> Result<()> {
         api.delete("Service", "default/far")?;
         api.delete("ServiceCIDR", "more")?;
         eventually(DEADLINE, "the range is gone", || {
-            let there = api.get("ServiceCIDR", "more")?;
-            there.is_none().then_some(()).context("it is there")
+            api.get("ServiceCIDR", "more")?.is_none().then_some(()).context("it is there")
         })?;
         world.settle()
     })

@@ -70,8 +70,7 @@ fn canary(world: &World) -> Result<()> {
         let ip = world.topology.node(node)?.ip(Family::V4)?;
         Ok(objects::endpoint(ip, node))
     };
-    let endpoints = NODES.into_iter().map(endpoint);
-    let endpoints = endpoints.collect::<Result<Vec<_>>>()?;
+    let endpoints = NODES.into_iter().map(endpoint).collect::<Result<Vec<_>>>()?;
     let mut slice = objects::slice("default", "canary-own", "canary", endpoints);
     slice["ports"] = json!([{ "name": "", "port": 10256, "protocol": "TCP" }]);
     world.api().create(&slice).map(drop)

@@ -190,8 +190,12 @@ fn ready_pods(world: &World, family: Family) -> Result<BTreeSet<IpAddr>> {
     let pods = world.api().list("Pod", Some("default"))?;
     let mut all = BTreeSet::new();
     for pod in pods {
-        let ready = pod["status"]["conditions"].as_array().into_iter().flatten();
-        let ready = ready.into_iter().any(|c| c["type"] == "Ready" && c["status"] == "True");
+        let ready = pod["status"]["conditions"]
+            .as_array()
+            .into_iter()
+            .flatten()
+            .into_iter()
+            .any(|c| c["type"] == "Ready" && c["status"] == "True");
         if !ready || !pod["metadata"]["deletionTimestamp"].is_null() {
             continue;
         }

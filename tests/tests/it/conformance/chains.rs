@@ -133,8 +133,12 @@ fn differences(theirs: &Chains, ours: &Chains) -> Vec<String> {
             (Some(theirs), Some(ours)) if theirs == ours => None,
             (Some(theirs), Some(ours)) => {
                 let only = |these: &[String], those: &[String]| -> String {
-                    let few = these.iter().filter(|rule| !those.contains(rule)).take(3);
-                    few.map(|rule| format!("\n    {rule}")).collect()
+                    these
+                        .iter()
+                        .filter(|rule| !those.contains(rule))
+                        .take(3)
+                        .map(|rule| format!("\n    {rule}"))
+                        .collect()
                 };
                 Some(format!(
                     "* {table} {name}: {} rules of the first, {} of the second\n  only the first:{}\n  only the second:{}",

@@ -238,8 +238,8 @@ impl Bench {
     ) -> Result<()> {
         let most = changes.iter().map(|change| change.steps.len()).max();
         for index in 0..most.unwrap_or_default() {
-            let steps = changes.iter().filter_map(|change| change.steps.get(index));
-            let steps: Vec<&Step> = steps.collect();
+            let steps: Vec<&Step> =
+                changes.iter().filter_map(|change| change.steps.get(index)).collect();
             let gone: Vec<Value> = steps.iter().flat_map(|step| step.gone.clone()).collect();
             if !gone.is_empty() {
                 self.api.delete(&gone)?;
@@ -387,8 +387,10 @@ impl Tally {
     /// The differences that are meant in this mode, with their indices.
     fn differences(&self) -> impl Iterator<Item = (usize, &'static Difference)> {
         let mode = self.mode;
-        let all = DIFFERENCES.iter().enumerate();
-        all.filter(move |(_, difference)| difference.is_of(mode))
+        DIFFERENCES
+            .iter()
+            .enumerate()
+            .filter(move |(_, difference)| difference.is_of(mode))
     }
 
     fn add(&mut self, round: &str, steps: &[&Step], compared: &[Compared<'_>]) {

@@ -172,8 +172,8 @@ impl Journey {
     fn programmed(&mut self) -> Result<()> {
         let number = FIRST_SENTINEL + self.sentinels;
         self.sentinels += 1;
-        let sentinel = with_pods(service(number), &["a", "c"]);
-        let sentinel: Vec<Value> = sentinel.into_iter().map(admissible).collect();
+        let sentinel: Vec<Value> =
+            with_pods(service(number), &["a", "c"]).into_iter().map(admissible).collect();
         self.api.apply(&sentinel)?;
         self.stand.wait(number)
     }
@@ -227,8 +227,9 @@ impl Traffic {
 
     fn none_lost(mut self) -> Result<()> {
         self.goes_on(1)?;
-        let mut loads = self.loads.into_iter();
-        loads.try_for_each(|(name, load)| load.unharmed().context(name))
+        self.loads
+            .into_iter()
+            .try_for_each(|(name, load)| load.unharmed().context(name))
     }
 }
 

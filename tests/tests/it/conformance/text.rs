@@ -158,8 +158,8 @@ impl<'a> Draft<'a> {
             "slice" => self.slice(rest)?,
             "step" => self.step(at)?,
             "gone" => {
-                let before = self.scenario.steps.iter().flat_map(|step| &step.objects);
-                let before = before.cloned().collect();
+                let before =
+                    self.scenario.steps.iter().flat_map(|step| &step.objects).cloned().collect();
                 self.current().gone = before;
             }
             "node" => {
@@ -224,15 +224,18 @@ impl<'a> Draft<'a> {
 
     /// Makes slices with these pods: with further names if there are some already.
     fn pods(&mut self, words: &str, again: bool) -> Result<()> {
-        let pods = words.split(' ').filter(|word| *word != "-").map(|word| {
-            let (pod, name) = word.split_once(':').unwrap_or((word, ""));
-            let more = match name {
-                "" => json!({}),
-                name => self.names.get(name).context(name.to_owned())?.clone(),
-            };
-            Ok((pod, more))
-        });
-        let pods = pods.collect::<Result<Vec<_>>>()?;
+        let pods = words
+            .split(' ')
+            .filter(|word| *word != "-")
+            .map(|word| {
+                let (pod, name) = word.split_once(':').unwrap_or((word, ""));
+                let more = match name {
+                    "" => json!({}),
+                    name => self.names.get(name).context(name.to_owned())?.clone(),
+                };
+                Ok((pod, more))
+            })
+            .collect::<Result<Vec<_>>>()?;
         let known = everywhere(self.number);
         let mut new = slices(self.service.as_ref().unwrap_or(&known), &pods);
         for slice in new.iter_mut().filter(|_| again) {
@@ -366,8 +369,9 @@ fn addresses(place: &str, number: u16, client: Client) -> Result<Vec<SocketAddr>
     }
     let is_name = |c: char| c.is_ascii_alphabetic();
     let (name, port) = place.split_at(place.find(|c| !is_name(c)).unwrap_or(place.len()));
-    let kinds = At::ALL.into_iter();
-    let kinds = kinds.filter(|at| name == "everywhere" || name == format!("{at:?}"));
+    let kinds = At::ALL
+        .into_iter()
+        .filter(|at| name == "everywhere" || name == format!("{at:?}"));
     let mut all = Vec::new();
     for (at, family) in kinds.flat_map(|at| Family::ALL.map(|family| (at, family))) {
         let mut to = svc(number).address(at, family, client.node());

@@ -76,8 +76,11 @@ impl Traces {
         }
         let mark = |node: &Value| {
             let metadata = &node["metadata"];
-            let taints = node["spec"]["taints"].as_array().into_iter().flatten();
-            let taints = taints.filter(|taint| !taint.to_string().contains("node.kubernetes.io/"));
+            let taints = node["spec"]["taints"]
+                .as_array()
+                .into_iter()
+                .flatten()
+                .filter(|taint| !taint.to_string().contains("node.kubernetes.io/"));
             let name = metadata["name"].as_str().unwrap_or_default().to_owned();
             (
                 name,
@@ -140,11 +143,9 @@ pub(crate) fn removed(cluster: &RealCluster, before: &Traces) -> Result<()> {
 fn objects(cluster: &RealCluster) -> Result<BTreeSet<String>> {
     let list = ["api-resources", "--verbs=list", "--output=name"];
     let kinds = cluster.kubectl(&list)?;
-    let kinds = kinds.lines().filter(|kind| !kind.starts_with("events"));
-    let kinds: Vec<&str> = kinds.collect();
+    let kinds: Vec<&str> = kinds.lines().filter(|kind| !kind.starts_with("events")).collect();
     ensure!(kinds.len() > 20, "{kinds:?}");
     let kinds = kinds.join(",");
     let all = cluster.kubectl(&["get", &kinds, "--all-namespaces", "--output=name"])?;
-    let ours = all.lines().filter(|name| name.contains("kplane"));
-    Ok(ours.map(str::to_owned).collect())
+    Ok(all.lines().filter(|name| name.contains("kplane")).map(str::to_owned).collect())
 }

@@ -17,8 +17,7 @@ pub(crate) fn drained(cluster: &RealCluster, load: &Load) -> Result<()> {
     cluster.wait_for_pods("default", "app=web", 2)?;
     verified(cluster, &BOTH)?;
     let pods = cluster.kubectl(&["get", "pods", "-A", "-o", "wide"])?;
-    let there = pods.lines().filter(|line| line.contains("node-2"));
-    let there: Vec<&str> = there.collect();
+    let there: Vec<&str> = pods.lines().filter(|line| line.contains("node-2")).collect();
     ensure!(
         there.len() == 1 && there[0].contains("kplane-nodeagent"),
         "{pods}"
@@ -57,8 +56,11 @@ pub(crate) fn come_and_gone(cluster: &RealCluster, load: &Load) -> Result<()> {
     cluster.remove_node("node-3")?;
     eventually(DEADLINE, "the node has no agent", || {
         let nodes = nodes(cluster)?;
-        let good = nodes.iter().filter(|node| node["state"] == "InSync");
-        let good: Vec<_> = good.filter_map(|node| node["name"].as_str()).collect();
+        let good: Vec<_> = nodes
+            .iter()
+            .filter(|node| node["state"] == "InSync")
+            .filter_map(|node| node["name"].as_str())
+            .collect();
         ensure!(good == BOTH, "{nodes:?}");
         Ok(())
     })?;

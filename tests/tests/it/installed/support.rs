@@ -44,8 +44,10 @@ pub(crate) fn build() -> Result<()> {
     NodePrograms::ensure()?;
     let helm = helm()?;
     let product = Product::build()?;
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent();
-    let root = root.context("tests lies in a checkout")?.to_owned();
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"))
+        .parent()
+        .context("tests lies in a checkout")?
+        .to_owned();
     let images = scratch::folder(Path::new(env!("CARGO_TARGET_TMPDIR")), "images")?;
     let mut made = Command::new(&product.dev);
     made.args(["images", "--quick", "--bin-dir"])
@@ -100,10 +102,13 @@ pub(crate) fn nodes(cluster: &RealCluster) -> Result<Vec<Value>> {
 pub(crate) fn verified(cluster: &RealCluster, names: &[&str]) -> Result<()> {
     eventually(DEADLINE, &format!("{names:?} are verified"), || {
         let nodes = nodes(cluster)?;
-        let good = nodes.iter().filter(|node| {
-            node["state"] == "InSync" && node["verifiedRevision"] == node["appliedRevision"]
-        });
-        let good: Vec<_> = good.filter_map(|node| node["name"].as_str()).collect();
+        let good: Vec<_> = nodes
+            .iter()
+            .filter(|node| {
+                node["state"] == "InSync" && node["verifiedRevision"] == node["appliedRevision"]
+            })
+            .filter_map(|node| node["name"].as_str())
+            .collect();
         ensure!(good == names, "{nodes:?}");
         Ok(())
     })

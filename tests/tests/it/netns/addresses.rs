@@ -77,8 +77,7 @@ pub(crate) fn a17_masquerade_all_leaves_external_policy_local_alone() -> Result<
 /// The only endpoint asks for itself, at every address and with every policy.
 pub(crate) fn a15_an_endpoint_reaches_itself_through_its_service() -> Result<()> {
     let plain = svc(1).everywhere().endpoints([ep("a")]);
-    let local = svc(2).everywhere().external_local().internal_local();
-    let local = local.endpoints([ep("a")]);
+    let local = svc(2).everywhere().external_local().internal_local().endpoints([ep("a")]);
     for setup in [Setup::PodRanges, Setup::NoPodRanges, Setup::MasqueradeAll] {
         let services = [plain.clone(), local.clone()];
         let world = World::serving(setup, &services)?;
@@ -144,8 +143,11 @@ pub(crate) fn a15_endpoints_with_the_nodes_address_are_reached_by_everybody() ->
     let mut endpoint = ep("a");
     endpoint.ips = Family::ALL.map(|family| node_ip(1, family));
     let service = svc(1).everywhere().endpoints([endpoint.clone()]);
-    let local = svc(2).everywhere().internal_local().external_local();
-    let local = local.endpoints([endpoint.clone()]);
+    let local = svc(2)
+        .everywhere()
+        .internal_local()
+        .external_local()
+        .endpoints([endpoint.clone()]);
     world.replace(&[service.clone(), local.clone()])?;
     for (svc, at) in [&service, &local].into_iter().flat_map(|s| At::ALL.map(|at| (s, at))) {
         for client in Client::ALL {
@@ -172,8 +174,9 @@ pub(crate) fn a3_the_same_port_of_other_protocols_is_independent() -> Result<()>
     for (at, family) in pairs(At::ALL, Family::ALL) {
         let to = tcp.address(at, family, 1);
         for (protocol, pod) in [(client::Protocol::Tcp, "a"), (client::Protocol::Udp, "b")] {
-            let reply = Probe::new(protocol, to).reply(world.net.ns(Client::PodHere)?);
-            let reply = reply.with_context(|| format!("{at:?}"))?;
+            let reply = Probe::new(protocol, to)
+                .reply(world.net.ns(Client::PodHere)?)
+                .with_context(|| format!("{at:?}"))?;
             ensure!(reply.name == pod, "{protocol} {to}: {reply:?}");
         }
     }
@@ -181,6 +184,7 @@ pub(crate) fn a3_the_same_port_of_other_protocols_is_independent() -> Result<()>
 }
 
 pub(crate) fn cases() -> impl Iterator<Item = (Family, Protocol)> {
-    let families = Family::ALL.into_iter();
-    families.flat_map(|family| Protocol::ALL.map(|protocol| (family, protocol)))
+    Family::ALL
+        .into_iter()
+        .flat_map(|family| Protocol::ALL.map(|protocol| (family, protocol)))
 }

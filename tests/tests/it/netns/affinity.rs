@@ -113,14 +113,17 @@ pub(crate) fn a11_protocols_and_clients_choose_apart() -> Result<()> {
 /// What a node's table remembers: milliseconds that each client has left, by family.
 fn remaining(ns: &NetNs, family: Family) -> Result<Vec<u64>> {
     let objects = objects(ns, family)?;
-    let maps = objects.iter().filter_map(|object| object.get("map"));
-    let ours = maps.filter(|map| map["name"].as_str().is_some_and(|n| n.starts_with("affinity-")));
-    let elements = ours.filter_map(|map| map["elem"].as_array()).flatten();
-    let expires = elements.map(|element| {
-        let element = element[0]["elem"]["expires"].as_u64();
-        element.with_context(|| format!("no time in {objects:?}"))
-    });
-    expires.collect()
+    objects
+        .iter()
+        .filter_map(|object| object.get("map"))
+        .filter(|map| map["name"].as_str().is_some_and(|n| n.starts_with("affinity-")))
+        .filter_map(|map| map["elem"].as_array())
+        .flatten()
+        .map(|element| {
+            let element = element[0]["elem"]["expires"].as_u64();
+            element.with_context(|| format!("no time in {objects:?}"))
+        })
+        .collect()
 }
 
 /// Time runs out, and each new connection gives all of it back. Nothing is timed here: the kernel
@@ -187,8 +190,7 @@ pub(crate) fn a11_choices_survive_other_changes_and_a_restart() -> Result<()> {
 
 /// In TCP: a UDP client that happens to use a port again would go on in its old flow (F1).
 pub(crate) fn a11_an_endpoint_that_goes_lets_its_clients_go() -> Result<()> {
-    let service = svc(1).everywhere().only(Protocol::Tcp);
-    let service = service.sticky(LONG).endpoints(all());
+    let service = svc(1).everywhere().only(Protocol::Tcp).sticky(LONG).endpoints(all());
     let mut world = World::serving(Setup::PodRanges, slice::from_ref(&service))?;
     let first = |family, protocol| {
         [
@@ -244,8 +246,8 @@ pub(crate) fn a11_a16_a_local_policy_remembers_among_local_endpoints() -> Result
     for family in Family::ALL {
         let mut homes = [BTreeSet::new(), BTreeSet::new(), BTreeSet::new()];
         for service in &services {
-            let external = [At::ExternalIp, At::LoadBalancer, At::NodePort];
-            let external = external.map(|at| service.address(at, family, 1));
+            let external = [At::ExternalIp, At::LoadBalancer, At::NodePort]
+                .map(|at| service.address(at, family, 1));
             let cluster_ip = service.address(At::ClusterIp, family, 1);
             let home = |client, to: &[SocketAddr]| {
                 home(&world.net, client, Protocol::Udp, to.iter().copied())
@@ -321,11 +323,13 @@ pub(crate) fn a11_what_is_remembered_is_printed_and_loads_again() -> Result<()> 
     let service = svc(1).everywhere().external_local().sticky(LONG).endpoints(all());
     let mut world = World::serving(Setup::PodRanges, slice::from_ref(&service))?;
     let homes = |world: &World| -> Result<Vec<SocketAddr>> {
-        let homes = service.variants().map(|(family, protocol)| {
-            let to = service.address(At::NodePort, family, 1);
-            home(&world.net, Client::Outside, protocol, [to])
-        });
-        homes.collect()
+        service
+            .variants()
+            .map(|(family, protocol)| {
+                let to = service.address(At::NodePort, family, 1);
+                home(&world.net, Client::Outside, protocol, [to])
+            })
+            .collect()
     };
     let before = homes(&world)?;
     let node = world.node(1)?.clone();

@@ -120,8 +120,11 @@ pub(crate) fn policies_hold_after_a_reboot_without_a_control_plane() -> Result<(
 /// Wants a report of an agent that no control plane has answered.
 fn stale(report: &Report) -> bool {
     let reported = |report: &Report| {
-        let mut reasons = report.failures.iter().map(|failure| &failure.reason);
-        reasons.any(|reason| reason.contains("stale since 20"))
+        report
+            .failures
+            .iter()
+            .map(|failure| &failure.reason)
+            .any(|reason| reason.contains("stale since 20"))
     };
     applied(report) && report.stale_since_ms.is_some() && reported(report)
 }

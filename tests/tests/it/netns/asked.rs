@@ -20,8 +20,7 @@ fn ask(world: &World, service: &Svc, at: At, family: Family) -> Result<KernelSta
 }
 
 fn addresses(endpoints: &[EndpointAddr]) -> BTreeSet<SocketAddr> {
-    let endpoints = endpoints.iter();
-    endpoints.map(|to| SocketAddr::new(to.ip, to.port)).collect()
+    endpoints.iter().map(|to| SocketAddr::new(to.ip, to.port)).collect()
 }
 
 pub(crate) fn a_kernel_says_what_it_does() -> Result<()> {

@@ -53,13 +53,13 @@ impl Loads {
 
     /// Waits until every load has been answered `more` times again.
     pub(crate) fn progress(&self, more: u64) -> Result<()> {
-        let mut loads = self.0.iter();
-        loads.try_for_each(|(name, load)| load.goes_on(more, DEADLINE).context(name.clone()))
+        self.0
+            .iter()
+            .try_for_each(|(name, load)| load.goes_on(more, DEADLINE).context(name.clone()))
     }
 
     pub(crate) fn none_lost(self) -> Result<()> {
-        let mut loads = self.0.into_iter();
-        loads.try_for_each(|(name, load)| load.unharmed().context(name))
+        self.0.into_iter().try_for_each(|(name, load)| load.unharmed().context(name))
     }
 }
 
@@ -130,8 +130,7 @@ pub(crate) fn other_properties_change_without_a_failed_connection() -> Result<()
 
 /// The client is inside all of the ranges.
 pub(crate) fn source_ranges_change_without_a_failed_connection() -> Result<()> {
-    let service = svc(1).everywhere().only(Protocol::Tcp);
-    let service = service.endpoints(["a", "b"].map(ep));
+    let service = svc(1).everywhere().only(Protocol::Tcp).endpoints(["a", "b"].map(ep));
     let ranges: [&[&str]; 4] = [
         &[],
         &["172.30.0.0/16", "fd30::/16"],
@@ -150,8 +149,7 @@ pub(crate) fn source_ranges_change_without_a_failed_connection() -> Result<()> {
 
 /// Other Services come, change and go by the hundred.
 pub(crate) fn other_services_change_without_a_failed_connection() -> Result<()> {
-    let service = svc(1).everywhere().only(Protocol::Tcp);
-    let service = service.endpoints(["a", "b", "c"].map(ep));
+    let service = svc(1).everywhere().only(Protocol::Tcp).endpoints(["a", "b", "c"].map(ep));
     let mut world = World::serving(Setup::PodRanges, slice::from_ref(&service))?;
     let loads = Loads::start(&world, &service, &EVERYBODY)?;
     for number in 2..=120 {
@@ -168,8 +166,7 @@ pub(crate) fn other_services_change_without_a_failed_connection() -> Result<()> 
 
 /// A complete change that changes nothing, again and again.
 pub(crate) fn complete_changes_do_not_disturb_anybody() -> Result<()> {
-    let service = svc(1).everywhere().only(Protocol::Tcp);
-    let service = service.endpoints(["a", "b", "c"].map(ep));
+    let service = svc(1).everywhere().only(Protocol::Tcp).endpoints(["a", "b", "c"].map(ep));
     let mut world = World::serving(Setup::PodRanges, slice::from_ref(&service))?;
     let loads = Loads::start(&world, &service, &EVERYBODY)?;
     for _ in 0..50 {
@@ -201,8 +198,9 @@ pub(crate) fn a19_what_is_connected_stays_connected() -> Result<()> {
         }
     }
     let mut all_echo = |when: &str| {
-        let mut sessions = sessions.iter_mut();
-        sessions.try_for_each(|session| session.echo(DEADLINE).context(when.to_owned()))
+        sessions
+            .iter_mut()
+            .try_for_each(|session| session.echo(DEADLINE).context(when.to_owned()))
     };
     all_echo("at first")?;
     world.update(&[full.clone().endpoints([ep("b"), ep("c")])])?;

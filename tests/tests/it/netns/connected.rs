@@ -26,16 +26,19 @@ type Groups = Vec<(GroupKey, GroupSums)>;
 
 /// The ServicePorts of a family, as the control plane describes them in a question.
 fn ports(service: &Svc, family: Family) -> Vec<AffinityPort> {
-    let published = service.published().into_iter().filter_map(|(_, of)| of);
-    let of_family = published.filter(|of| of.port.key.family == family);
-    let ports = of_family.map(|of| AffinityPort {
-        addresses: vec![of.port.cluster_ip],
-        port: of.port.port,
-        node_port: of.port.node_port,
-        endpoints: Vec::new(),
-        key: of.port.key.clone(),
-    });
-    ports.collect()
+    service
+        .published()
+        .into_iter()
+        .filter_map(|(_, of)| of)
+        .filter(|of| of.port.key.family == family)
+        .map(|of| AffinityPort {
+            addresses: vec![of.port.cluster_ip],
+            port: of.port.port,
+            node_port: of.port.node_port,
+            endpoints: Vec::new(),
+            key: of.port.key.clone(),
+        })
+        .collect()
 }
 
 fn listed(world: &World, node: u8, question: &ConnectedQuestion) -> Result<Groups> {
@@ -43,8 +46,7 @@ fn listed(world: &World, node: u8, question: &ConnectedQuestion) -> Result<Group
     let agent = world.agents.get(usize::from(node) - 1);
     let proxy = agent.and_then(Agent::proxy);
     let list = || {
-        let listed = connected(kind, proxy.as_deref(), question, DEADLINE);
-        listed.map_err(|error| anyhow!("{error}"))
+        connected(kind, proxy.as_deref(), question, DEADLINE).map_err(|error| anyhow!("{error}"))
     };
     Ok(world.node(node)?.run(list)?.groups)
 }
@@ -56,9 +58,11 @@ fn of(
     protocol: Protocol,
 ) -> Vec<(IpAddr, SocketAddr, u64)> {
     let is_of = |key: &GroupKey| question.ports[key.port].key.protocol == protocol;
-    let groups = groups.iter().filter(|(key, _)| is_of(key));
-    let groups = groups.map(|(key, sums)| (key.client, key.endpoint, sums.connections()));
-    groups.collect()
+    groups
+        .iter()
+        .filter(|(key, _)| is_of(key))
+        .map(|(key, sums)| (key.client, key.endpoint, sums.connections()))
+        .collect()
 }
 
 pub(crate) fn who_is_connected_is_listed_in_every_mode() -> Result<()> {

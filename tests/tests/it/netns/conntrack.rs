@@ -228,8 +228,10 @@ pub(crate) fn f2_flows_to_a_server_on_the_node_itself() -> Result<()> {
     let callers = Caller::all(&world, &service, &EVERYBODY, &At::ALL)?;
     // Of none of our business: straight to the server.
     let straight = Family::ALL.map(|family| SocketAddr::new(node_ip(1, family), TARGET));
-    let strangers = straight.map(|to| Caller::new(&world, Client::Outside, to));
-    let strangers: Vec<_> = strangers.into_iter().collect::<Result<_>>()?;
+    let strangers: Vec<_> = straight
+        .map(|to| Caller::new(&world, Client::Outside, to))
+        .into_iter()
+        .collect::<Result<_>>()?;
     all_reach(&callers, "host")?;
     all_reach(&strangers, "host")?;
     let kept = flows_to(&world, &everywhere(&service))?;
@@ -383,9 +385,10 @@ fn flows_to(world: &World, places: &[SocketAddr]) -> Result<BTreeSet<Identity>> 
 }
 
 fn everywhere(service: &Svc) -> Vec<SocketAddr> {
-    let places = At::ALL.into_iter();
-    let both = places.flat_map(|at| Family::ALL.map(|family| service.address(at, family, 1)));
-    both.collect()
+    At::ALL
+        .into_iter()
+        .flat_map(|at| Family::ALL.map(|family| service.address(at, family, 1)))
+        .collect()
 }
 
 /// F5: TCP goes on with an endpoint that is gone from its Service, and UDP beside it does not.
@@ -412,8 +415,7 @@ pub(crate) fn f5_tcp_connections_outlive_their_endpoint() -> Result<()> {
         callers.iter().try_for_each(Caller::reaches_nobody)?;
     }
     settled(&mut world)?;
-    let mut sessions = sessions.iter_mut();
-    sessions.try_for_each(|session| session.echo(DEADLINE))
+    sessions.iter_mut().try_for_each(|session| session.echo(DEADLINE))
 }
 
 /// Straight to a pod, or elsewhere to a port number that is a node port: the same flows before and
@@ -594,9 +596,12 @@ pub(crate) fn nobody_is_left_behind_by_many_changes() -> Result<()> {
                 }
             });
         }
-        let changes = ["b", "c", "a"].iter().cycle().take(61);
-        let changes = changes.map(|pod| world.update(&[with(pod)]));
-        let changes = changes.collect::<Result<Vec<()>>>();
+        let changes = ["b", "c", "a"]
+            .iter()
+            .cycle()
+            .take(61)
+            .map(|pod| world.update(&[with(pod)]))
+            .collect::<Result<Vec<()>>>();
         stop.store(true, Ordering::Relaxed);
         changes.map(drop)
     })?;

@@ -89,16 +89,18 @@ impl Cluster {
             peers: if replicas.len() > 1 { places.collect::<Result<_>>()? } else { Vec::new() },
             ..PeerFlags::default()
         };
-        let planes = replicas.iter().map(|(host, _, own_node)| {
-            let host = topology.host(host).or_else(|_| topology.node(host))?;
-            ControlPlane::start_with(host.ns(), folder.path(), |config| {
-                config.status_listen = Some(([0, 0, 0, 0], STATUS_PORT).into());
-                config.dead_node = mode;
-                config.peers = flags.clone().config(0);
-                config.own_node = own_node.map(|number| node_name(number).into());
+        let planes: Vec<_> = replicas
+            .iter()
+            .map(|(host, _, own_node)| {
+                let host = topology.host(host).or_else(|_| topology.node(host))?;
+                ControlPlane::start_with(host.ns(), folder.path(), |config| {
+                    config.status_listen = Some(([0, 0, 0, 0], STATUS_PORT).into());
+                    config.dead_node = mode;
+                    config.peers = flags.clone().config(0);
+                    config.own_node = own_node.map(|number| node_name(number).into());
+                })
             })
-        });
-        let planes: Vec<_> = planes.collect::<Result<_>>()?;
+            .collect::<Result<_>>()?;
         let agents =
             (1..=NODES).map(|number| agent(&topology, number, replicas[replica_of(number)].1));
         let cluster = Self {
@@ -118,8 +120,7 @@ impl Cluster {
             let hubs = self.planes.iter().map(|plane| plane.hub.agents().records());
             let records = hubs.flatten();
             let connected = records.filter(|(_, record)| record.connected).count();
-            let mut agents = self.agents.iter();
-            let serve = agents.all(|agent| {
+            let serve = self.agents.iter().all(|agent| {
                 let report = agent.report();
                 report.counts.services == 1 && report.applied == report.held
             });
@@ -174,26 +175,28 @@ struct Load {
 impl Load {
     fn start(ns: &NetNs) -> Result<Self> {
         let (stop, failed) = (Arc::new(AtomicBool::new(false)), Arc::new(Mutex::new(None)));
-        let threads = (0..CLIENTS).map(|_| {
-            let (ns, stop, failed) = (ns.clone(), Arc::clone(&stop), Arc::clone(&failed));
-            let run = move || {
-                ns.run(|| {
-                    let probe = Probe::tcp(web()).timeout(PATIENCE);
-                    while !stop.load(Ordering::Relaxed) {
-                        let began = Instant::now();
-                        if !matches!(probe.here(), Outcome::Reply(_)) {
-                            let mut last =
-                                failed.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-                            *last = last.max(Some(began));
+        let threads = (0..CLIENTS)
+            .map(|_| {
+                let (ns, stop, failed) = (ns.clone(), Arc::clone(&stop), Arc::clone(&failed));
+                let run = move || {
+                    ns.run(|| {
+                        let probe = Probe::tcp(web()).timeout(PATIENCE);
+                        while !stop.load(Ordering::Relaxed) {
+                            let began = Instant::now();
+                            if !matches!(probe.here(), Outcome::Reply(_)) {
+                                let mut last = failed
+                                    .lock()
+                                    .unwrap_or_else(std::sync::PoisonError::into_inner);
+                                *last = last.max(Some(began));
+                            }
+                            std::thread::sleep(Duration::from_millis(5));
                         }
-                        std::thread::sleep(Duration::from_millis(5));
-                    }
-                    Ok(())
-                })
-            };
-            std::thread::spawn(run)
-        });
-        let threads = threads.collect();
+                        Ok(())
+                    })
+                };
+                std::thread::spawn(run)
+            })
+            .collect();
         Ok(Self {
             stop,
             failed,

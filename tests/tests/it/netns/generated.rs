@@ -64,12 +64,14 @@ pub(crate) fn generated_cases_meet_the_fate_that_the_rules_say() -> Result<()> {
     for setup in Setup::ALL {
         let ours: Vec<Choice> = all.iter().copied().filter(|c| c.case().setup == setup).collect();
         for batch in ours.chunks(BATCH) {
-            let plays = (1..).zip(batch).map(|(number, choice)| Play {
-                number,
-                before: any(&mut rng),
-                choice: *choice,
-            });
-            let plays: Vec<Play> = plays.collect();
+            let plays: Vec<Play> = (1..)
+                .zip(batch)
+                .map(|(number, choice)| Play {
+                    number,
+                    before: any(&mut rng),
+                    choice: *choice,
+                })
+                .collect();
             let seen = play(setup, &plays);
             wrong.extend(seen.with_context(|| format!("{setup:?}, {again}"))?);
         }
@@ -93,8 +95,8 @@ fn one(text: &str) -> Result<()> {
 
 fn from_env<T: std::str::FromStr>(name: &str) -> Result<Option<T>> {
     let text = env::var(name).ok();
-    let parsed = text.map(|text| text.parse().ok().with_context(|| format!("{name}={text}")));
-    parsed.transpose()
+    text.map(|text| text.parse().ok().with_context(|| format!("{name}={text}")))
+        .transpose()
 }
 
 fn report(wrong: &[String], cases: usize, seed: &str) -> Result<()> {
@@ -176,8 +178,11 @@ fn ask_kernel(world: &World, play: Play, fate: &Fate) -> Result<()> {
 /// All previous lives in one change, then all cases in another.
 fn program(cluster: &mut Cluster, plays: &[Play]) -> Result<()> {
     let lives = |choice: fn(&Play) -> Choice| {
-        let objects = plays.iter().map(move |p| objects(&choice(p).case(), p.number));
-        objects.collect::<Vec<_>>().concat()
+        plays
+            .iter()
+            .map(move |p| objects(&choice(p).case(), p.number))
+            .collect::<Vec<_>>()
+            .concat()
     };
     let (before, now) = (lives(|p| p.before), lives(|p| p.choice));
     cluster.apply(&before)?;
@@ -204,8 +209,8 @@ fn observe(world: &World, plays: &[(Play, Expected)]) -> Result<Vec<String>> {
         net: &world.net,
         fabric: world.topology.fabric(),
     };
-    let all = plays.iter();
-    let mut all: Vec<Asked<'_>> = all.map(|(play, expected)| Asked::new(*play, expected)).collect();
+    let mut all: Vec<Asked<'_>> =
+        plays.iter().map(|(play, expected)| Asked::new(*play, expected)).collect();
     for effort in [QUICK, THOROUGH, ALONE] {
         let effort = if UnderTest::current()?.refuses_late() {
             effort

@@ -131,8 +131,7 @@ pub(crate) fn a_service_with_the_nodes_address_stays_the_kernels() -> Result<()>
         "{done:?}"
     );
     let before = led(&mut world)?;
-    let seen = (0..CONNECTIONS).map(|_| source(&world));
-    let seen: Vec<_> = seen.collect::<Result<_>>()?;
+    let seen: Vec<_> = (0..CONNECTIONS).map(|_| source(&world)).collect::<Result<_>>()?;
     ensure!(
         seen.contains(&Some(client)),
         "the kernel does not serve: {seen:?}"
@@ -194,8 +193,7 @@ pub(crate) fn u17_u22_node_ports_on_loopback_addresses() -> Result<()> {
             let is_right = is_served == is_kernels(family)?;
             ensure!(is_right, "{family} {protocol}, no endpoint here: {seen}");
         }
-        let here = both.targets(family, Some(1)).into_iter().next();
-        let here = here.context("no endpoint")?;
+        let here = both.targets(family, Some(1)).into_iter().next().context("no endpoint")?;
         for _ in 0..if is_kernels(family)? { 0 } else { 12 } {
             let seen = at_home(&world, family, Protocol::Tcp, &both)?;
             let Outcome::Reply(reply) = &seen else {

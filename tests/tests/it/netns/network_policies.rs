@@ -178,9 +178,10 @@ struct Case {
 
 impl Case {
     fn policies(&self) -> String {
-        let policies = (0..).zip(&self.policies);
-        let policies = policies.map(|(at, text)| policy(&format!("p{at}"), text));
-        policies.collect()
+        (0..)
+            .zip(&self.policies)
+            .map(|(at, text)| policy(&format!("p{at}"), text))
+            .collect()
     }
 }
 
@@ -257,8 +258,8 @@ fn policy(name: &str, text: &str) -> String {
 }
 
 fn objects(text: &str) -> Result<Vec<Value>> {
-    let documents = text.split("---\n").filter(|text| !text.trim().is_empty());
-    documents
+    text.split("---\n")
+        .filter(|text| !text.trim().is_empty())
         .map(|text| serde_saphyr::from_str(text).with_context(|| text.to_owned()))
         .collect()
 }
@@ -306,9 +307,14 @@ struct Question {
 impl Question {
     /// Reads the questions of some lines.
     fn all(lines: &str) -> Result<Vec<Self>> {
-        let lines = lines.lines().flat_map(|line| line.split(';'));
-        let lines = lines.map(str::trim).filter(|line| !line.is_empty());
-        Ok(lines.map(Self::parse).collect::<Result<Vec<_>>>()?.concat())
+        Ok(lines
+            .lines()
+            .flat_map(|line| line.split(';'))
+            .map(str::trim)
+            .filter(|line| !line.is_empty())
+            .map(Self::parse)
+            .collect::<Result<Vec<_>>>()?
+            .concat())
     }
 
     /// Reads `FROM>TO[:PORT][/udp][/sctp][/4][/6] [no]`. FROM and TO are Pods, `node1`, `node2` and `outside`; TO may also be

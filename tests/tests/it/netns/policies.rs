@@ -117,8 +117,7 @@ pub(crate) fn b3_draining_endpoints_serve_when_nothing_is_ready() -> Result<()> 
 /// `a` drains on node-1 while `c` is ready on node-2: who may reach only node-1 reaches `a`.
 pub(crate) fn b5_a_draining_endpoint_serves_a_local_policy_when_no_other_is_on_the_node()
 -> Result<()> {
-    let service = svc(1).everywhere().external_local();
-    let service = service.endpoints([ep("a").draining(), ep("c")]);
+    let service = svc(1).everywhere().external_local().endpoints([ep("a").draining(), ep("c")]);
     let rows = external([HERE, ALL, ALL, ALL_MASQUERADED]);
     play(
         Setup::PodRanges,

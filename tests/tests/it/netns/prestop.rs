@@ -119,9 +119,9 @@ fn config(number: u8, cache: &Path) -> Result<Config> {
 
 /// Starts the agents of both nodes, and waits until their kernels hold what the control plane has.
 fn agents(world: &World, cache: &Path) -> Result<Vec<NodeAgent>> {
-    let agents =
-        (1..=2).map(|number| NodeAgent::start(world.node(number)?, &config(number, cache)?));
-    let agents: Vec<_> = agents.collect::<Result<_>>()?;
+    let agents: Vec<_> = (1..=2)
+        .map(|number| NodeAgent::start(world.node(number)?, &config(number, cache)?))
+        .collect::<Result<_>>()?;
     for agent in &agents {
         agent.reports(|report| report.counts.services == 2 && report.applied == report.held)?;
     }
@@ -374,8 +374,7 @@ pub(crate) fn a_pod_that_serves_at_the_port_of_hooks_is_left_alone() -> Result<(
     })?;
     eventually(DEADLINE, "the node says so", || {
         let report = agents[0].report();
-        let mut findings = report.findings.iter();
-        let reported = findings.any(|one| one.text.contains(&format!("such as {b}")));
+        let reported = report.findings.iter().any(|one| one.text.contains(&format!("such as {b}")));
         reported.then_some(()).ok_or_else(|| format!("{:?}", report.findings))
     })?;
     answers(&node, a)?;

@@ -17,8 +17,11 @@ const TIMEOUT_S: u32 = 10_800;
 
 /// The ServicePort of TCP, as the control plane describes it in a question.
 fn port(service: &Svc, family: Family) -> Result<AffinityPort> {
-    let keys = service.published().into_iter().map(|(key, _)| key);
-    let mut keys = keys.filter(|key| key.family == family && key.protocol == Protocol::Tcp);
+    let mut keys = service
+        .published()
+        .into_iter()
+        .map(|(key, _)| key)
+        .filter(|key| key.family == family && key.protocol == Protocol::Tcp);
     let key = keys.next().ok_or_else(|| anyhow!("no port"))?;
     let at = service.address(At::ClusterIp, family, 1);
     let endpoints = service.targets(family, None).into_iter();
@@ -62,8 +65,10 @@ pub(crate) fn a_client_is_listed_with_its_endpoint() -> Result<()> {
         for client in [Client::PodHere, Client::Outside] {
             let (home, _) = hit(&world.net, client, Protocol::Tcp, to)?;
             homes.insert((client.source(family), home));
-            let said = known(&world, &port, Some(client))?;
-            let said: Vec<_> = said.iter().map(|one| (one.client, one.endpoint)).collect();
+            let said: Vec<_> = known(&world, &port, Some(client))?
+                .iter()
+                .map(|one| (one.client, one.endpoint))
+                .collect();
             let home = EndpointAddr::from(home);
             ensure!(said == [(client.source(family), Some(home))], "{said:?}");
         }

@@ -134,8 +134,8 @@ pub(crate) fn a21_node_ports_stay_restricted_when_the_node_goes() -> Result<()> 
         let at = at_first_and_second(&world)?;
         ensure!(at == [[first, second]; 2], "{what}: {at:?}");
         let report = cluster.reports().swap_remove(0);
-        let mut findings = report.findings.iter();
-        let reported = findings.any(|finding| finding.code == Reason::NodeAddressUnknown);
+        let reported =
+            report.findings.iter().any(|finding| finding.code == Reason::NodeAddressUnknown);
         ensure!(
             reported != (what == "named"),
             "{what}: {:?}",
@@ -344,8 +344,12 @@ pub(crate) fn c5_e7_any_bit_of_the_mark_and_no_other() -> Result<()> {
 /// What a counter of the foreign table counted.
 fn packets(node: &kplane_tests::netns::NetNs, counter: &str) -> Result<u64> {
     let text = nft(node, &format!("list counter inet foreign {counter}"))?;
-    let mut words = text.split_whitespace().skip_while(|word| *word != "packets");
-    Ok(words.nth(1).context("no counter")?.parse()?)
+    Ok(text
+        .split_whitespace()
+        .skip_while(|word| *word != "packets")
+        .nth(1)
+        .context("no counter")?
+        .parse()?)
 }
 
 /// A transaction fails, and before it is tried again there is another change: both are in force in

@@ -91,8 +91,7 @@ fn contested(at: At, contest: fn(&mut Value)) -> Result<()> {
     reaches(&world.net, Client::PodHere, 2, At::ClusterIp, &["b"])?;
     let issues = cluster.issues();
     let reported = |family: Family| {
-        let mut issues = issues.iter();
-        issues.any(|issue| {
+        issues.iter().any(|issue| {
             let owner = format!("belongs to test/svc-2:web/TCP ({family})");
             issue.object.name == "svc-1" && issue.reason.contains(&owner)
         })

@@ -112,8 +112,7 @@ fn count_hits(world: &World, question: &Question, n: usize) -> Result<BTreeMap<S
 fn chi_square(counts: &BTreeMap<SocketAddr, usize>, endpoints: usize) -> f64 {
     let share = counts.values().sum::<usize>() as f64 / endpoints as f64;
     let never = (endpoints - counts.len()) as f64 * share;
-    let seen = counts.values().map(|n| (*n as f64 - share).powi(2) / share);
-    seen.sum::<f64>() + never
+    counts.values().map(|n| (*n as f64 - share).powi(2) / share).sum::<f64>() + never
 }
 
 /// What chance exceeds once in 3 million times (5 standard deviations), after Wilson and Hilferty.

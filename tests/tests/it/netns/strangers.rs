@@ -184,8 +184,7 @@ pub(crate) fn what_others_do_to_our_table_is_found_and_repaired() -> Result<()> 
                 Verification::Repaired(what) => Some(what.clone()),
                 _ => None,
             };
-            let text = seen.iter().find_map(repair);
-            let text = text.with_context(|| format!("{what}: {seen:?}"))?;
+            let text = seen.iter().find_map(repair).with_context(|| format!("{what}: {seen:?}"))?;
             ensure!(text.contains("by nft (process "), "{what}: {text}");
             let first = world.first()?;
             first.ensure_equal().context(what)?;

@@ -52,11 +52,14 @@ impl Counter {
         let of_family = |key: &ServiceKey| key.family == family && key.protocol == Protocol::Tcp;
         let sums = self.counts.edges(HOUR, of_family).context("no edges")?;
         ensure!((sums.more, sums.lost) == (0, 0), "{sums:?}");
-        let edges = sums.edges.into_iter().map(|(key, counts, _)| {
-            let service = key.port.service.name.to_string();
-            (key.client, service, key.endpoint, counts)
-        });
-        Ok(edges.collect())
+        Ok(sums
+            .edges
+            .into_iter()
+            .map(|(key, counts, _)| {
+                let service = key.port.service.name.to_string();
+                (key.client, service, key.endpoint, counts)
+            })
+            .collect())
     }
 }
 
@@ -150,10 +153,12 @@ fn one_family(
                 "{counts:?}"
             );
             ensure!(counts.bytes[0] > 0 && counts.bytes[1] == 0, "{counts:?}");
-            let of = found.iter().map(|(client, service, endpoint, counts)| {
-                (*client, service.clone(), *endpoint, counts.failed)
-            });
-            let mut of: Vec<_> = of.collect();
+            let mut of: Vec<_> = found
+                .iter()
+                .map(|(client, service, endpoint, counts)| {
+                    (*client, service.clone(), *endpoint, counts.failed)
+                })
+                .collect();
             of.sort();
             ensure!(of == expected, "{found:?}, expected {expected:?}");
             for (_, service, _, counts) in &found {

@@ -53,8 +53,7 @@ fn reported(case: &Case) -> Result<Fate> {
         observed_at: SystemTime::UNIX_EPOCH,
     });
     let name = kplane_tests::support::svc(NUMBER).name;
-    let detail = index.detail(&ServiceName::new("test", &name), &[]);
-    let detail = detail.context("no Service")?;
+    let detail = index.detail(&ServiceName::new("test", &name), &[]).context("no Service")?;
     let to = case.address(NUMBER);
     let number = case.asker.client().node();
     let node = NodeFacts {

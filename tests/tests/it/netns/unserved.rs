@@ -212,8 +212,7 @@ pub(crate) fn k6_node_ports_on_loopback_are_refused_and_counted() -> Result<()> 
         datagrams.set_nonblocking(true)?;
         let refused = |protocol| {
             let counts = node.run(|| Ok(LoopbackCounts::read()))?;
-            let mut of = counts.refused.into_iter();
-            let of = of.find(|(f, p, _)| (*f, *p) == (family, protocol));
+            let of = counts.refused.into_iter().find(|(f, p, _)| (*f, *p) == (family, protocol));
             of.map(|(_, _, packets)| packets).context("no counter")
         };
         for protocol in [Protocol::Tcp, Protocol::Udp] {

@@ -238,8 +238,10 @@ pub(crate) fn a_scheduler_that_is_missing_is_named_with_its_module() -> Result<(
     let node = world.node(1)?.clone();
     let scheduler = || -> Result<String> {
         let lines = servers(&node)?;
-        let line = lines.iter().find(|line| line.starts_with("-A -t 10.96.0.1:80 "));
-        let line = line.context("no virtual server")?;
+        let line = lines
+            .iter()
+            .find(|line| line.starts_with("-A -t 10.96.0.1:80 "))
+            .context("no virtual server")?;
         Ok(line.split(' ').nth(4).unwrap_or_default().to_owned())
     };
     let first = world.first()?;

@@ -144,8 +144,9 @@ pub(crate) fn d5_connections_outlive_their_endpoint_and_an_agent() -> Result<()>
         sessions.push(open(&world, Client::PodHere, &tcp(&["a"]), family)?);
     }
     let mut go_on = |what: &str| {
-        let mut each = sessions.iter_mut();
-        each.try_for_each(|session| session.echo(PATIENCE).context(what.to_owned()))
+        sessions
+            .iter_mut()
+            .try_for_each(|session| session.echo(PATIENCE).context(what.to_owned()))
     };
 
     world.first()?.update(&[tcp(&["b"])])?;
@@ -184,8 +185,7 @@ pub(crate) fn d5_connections_outlive_their_endpoint_and_an_agent() -> Result<()>
 /// What the first node's agent tells the control plane of both families.
 fn stats(cluster: &Cluster) -> Result<Vec<ServerStats>> {
     let report = cluster.reports()[0].to_wire();
-    let stats = report.families.into_iter().filter_map(|f| f.servers);
-    let stats: Vec<_> = stats.collect();
+    let stats: Vec<_> = report.families.into_iter().filter_map(|f| f.servers).collect();
     ensure!(stats.len() == 2, "not of both families: {stats:?}");
     Ok(stats)
 }
@@ -383,8 +383,7 @@ pub(crate) fn d8_excluded_and_foreign_virtual_servers_are_left_alone() -> Result
 /// A29 by option: connections are refused rather than sent to another node. The node's own go on where that
 /// can be, to external addresses, as in all modes (A16).
 pub(crate) fn a29_strict_local_policies_refuse_where_no_endpoint_is() -> Result<()> {
-    let service = svc(1).everywhere().external_local().internal_local();
-    let service = service.endpoints([ep("c")]);
+    let service = svc(1).everywhere().external_local().internal_local().endpoints([ep("c")]);
     let mut world = World::new(Setup::PodRanges)?;
     for agent in &mut world.agents {
         agent.backend_settings.ipvs.strict_local = true;

@@ -135,8 +135,11 @@ pub(crate) fn connected(
     cache: &Path,
     planes: impl IntoIterator<Item = String>,
 ) -> Result<Config> {
-    let planes = planes.into_iter().map(|at| format!("http://{at}"));
-    let planes = planes.collect::<Vec<_>>().join(",");
+    let planes = planes
+        .into_iter()
+        .map(|at| format!("http://{at}"))
+        .collect::<Vec<_>>()
+        .join(",");
     let planes = format!("--control-plane={planes}");
     agent_config(node, cache, &["--insecure", &planes])
 }
@@ -174,8 +177,9 @@ pub(crate) fn write(folder: &Path, name: &str, objects: &[Value]) -> Result<()> 
 pub(crate) fn numbered(number: impl Display, pods: &[IpAddr]) -> Vec<Value> {
     let (name, ip) = (format!("s{number}"), format!("10.96.7.{number}"));
     let spec = json!({"clusterIP": ip, "clusterIPs": [ip]});
-    let pods = pods.iter();
-    let endpoints = pods.map(|pod| json!({"addresses": [pod], "conditions": {"ready": true}}));
+    let endpoints = pods
+        .iter()
+        .map(|pod| json!({"addresses": [pod], "conditions": {"ready": true}}));
     vec![
         objects::service("shop", &name, spec),
         objects::slice("shop", &format!("{name}-1"), &name, endpoints),

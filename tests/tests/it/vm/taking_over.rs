@@ -92,8 +92,7 @@ pub(crate) fn i4_kplane_takes_kube_proxys_place_and_back_without_a_failed_connec
     progress(&loads, 5)?;
     process.terminate(PATIENCE)?;
 
-    let mut loads = loads.into_iter();
-    loads.try_for_each(|(name, load)| load.unharmed().context(name))?;
+    loads.into_iter().try_for_each(|(name, load)| load.unharmed().context(name))?;
     node.clean_up()
 }
 
@@ -101,8 +100,7 @@ pub(crate) fn i4_kplane_takes_kube_proxys_place_and_back_without_a_failed_connec
 /// and a Service that came meanwhile.
 fn same(by_kube_proxy: &[String], by_kplane: &[String]) -> Result<()> {
     let only = |these: &[String], others: &[String]| -> Vec<String> {
-        let these = these.iter().filter(|line| !others.contains(line));
-        these.cloned().collect()
+        these.iter().filter(|line| !others.contains(line)).cloned().collect()
     };
     let gone = only(by_kube_proxy, by_kplane);
     ensure!(gone.is_empty(), "only kube-proxy has {gone:#?}");
@@ -196,8 +194,9 @@ fn start(node: &Node) -> Result<Vec<(String, Load)>> {
 }
 
 fn progress(loads: &[(String, Load)], more: u64) -> Result<()> {
-    let mut loads = loads.iter();
-    loads.try_for_each(|(name, load)| load.goes_on(more, PATIENCE).context(name.clone()))
+    loads
+        .iter()
+        .try_for_each(|(name, load)| load.goes_on(more, PATIENCE).context(name.clone()))
 }
 
 fn open(node: &Node) -> Result<Session> {

@@ -20,18 +20,20 @@ pub(super) fn find(src: &Path) -> Result<Vec<String>> {
         Ok((name, text))
     });
     let levels = levels(&files.collect::<Result<Vec<_>>>()?);
-    let rings = levels.iter().filter_map(|(level, uses)| {
-        let ring = ring(uses)?.join(" -> ");
-        Some(format!("crate{level}: {ring}"))
-    });
-    Ok(rings.collect())
+    Ok(levels
+        .iter()
+        .filter_map(|(level, uses)| {
+            let ring = ring(uses)?.join(" -> ");
+            Some(format!("crate{level}: {ring}"))
+        })
+        .collect())
 }
 
 /// Lists Rust files below a folder by their paths from `src`.
 pub(super) fn list(src: &Path, files: &mut Vec<String>) -> Result<()> {
     fn below(src: &Path, folder: &Path, files: &mut Vec<String>) -> Result<()> {
-        let entries = std::fs::read_dir(folder);
-        let entries = entries.with_context(|| format!("cannot list {}", folder.display()))?;
+        let entries = std::fs::read_dir(folder)
+            .with_context(|| format!("cannot list {}", folder.display()))?;
         for entry in entries {
             let path = entry?.path();
             if path.is_dir() {
@@ -77,9 +79,11 @@ fn levels(files: &[(String, String)]) -> BTreeMap<String, Uses> {
 /// Returns a file's lines up to its tests, without comments.
 pub(super) fn code(text: &str) -> String {
     let code = text.split("\n#[cfg(test)]\nmod tests {").next();
-    let lines = code.unwrap_or_default().lines();
-    let lines = lines.map(|line| line.split("//").next().unwrap_or_default());
-    lines.collect::<Vec<_>>().join("\n")
+    code.unwrap_or_default()
+        .lines()
+        .map(|line| line.split("//").next().unwrap_or_default())
+        .collect::<Vec<_>>()
+        .join("\n")
 }
 
 /// Returns the paths from the root of the crate that the code of a module names by `crate::` or `super::`.
@@ -126,8 +130,7 @@ fn read_paths<'a>(text: &'a str, from: &[&'a str], paths: &mut Vec<Vec<&'a str>>
 
 /// A ring of modules, the first one again at the end.
 fn ring(uses: &Uses) -> Option<Vec<String>> {
-    let rings = uses.keys().filter_map(|start| way(uses, start, start));
-    rings.min_by_key(Vec::len)
+    uses.keys().filter_map(|start| way(uses, start, start)).min_by_key(Vec::len)
 }
 
 /// The shortest way along uses from one module to another, at least one step long.
@@ -175,8 +178,7 @@ mod tests {
     }
 
     fn levels_of(files: &[(&str, &str)]) -> BTreeMap<String, Uses> {
-        let files = files.iter();
-        let files = files.map(|(file, text)| ((*file).to_owned(), (*text).to_owned()));
+        let files = files.iter().map(|(file, text)| ((*file).to_owned(), (*text).to_owned()));
         levels(&files.collect::<Vec<_>>())
     }
 
@@ -202,8 +204,8 @@ mod tests {
     fn lists_may_be_nested() {
         let code = "use crate::{one::{self, Two as T, three::{A, B}}, four::Five};\n\
                     f(a, super::six::<u8>(b, c));\n";
-        let paths = named(&["a", "b"], code);
-        let paths: Vec<String> = paths.iter().map(|path| path.join(" ")).collect();
+        let paths: Vec<String> =
+            named(&["a", "b"], code).iter().map(|path| path.join(" ")).collect();
         let inner = ["one", "one Two", "one three A", "one three B"];
         assert_eq!(paths[..4], inner);
         assert_eq!(paths[4..], ["four Five", "a six"]);

@@ -39,12 +39,13 @@ impl Cluster {
     }
 
     fn neighbours(&self) -> Vec<Neighbour> {
-        let alive = (0..self.nodes).filter(|node| !self.quiet.contains_key(node));
-        let alive = alive.map(|node| Neighbour {
-            node: name(node),
-            zone: self.zone(node),
-        });
-        alive.collect()
+        (0..self.nodes)
+            .filter(|node| !self.quiet.contains_key(node))
+            .map(|node| Neighbour {
+                node: name(node),
+                zone: self.zone(node),
+            })
+            .collect()
     }
 
     fn fall_silent(&mut self, nodes: impl IntoIterator<Item = usize>) {
@@ -63,11 +64,11 @@ impl Cluster {
         let due = self.judge.look(self.now, &signs).into_iter();
         let zones: BTreeMap<NodeName, _> =
             (0..self.nodes).map(|n| (name(n), self.zone(n))).collect();
-        let rounds = due.filter_map(|node| {
+        due.filter_map(|node| {
             let zone = zones[&node].clone();
             self.judge.ask(self.now, &node, zone.as_ref(), &neighbours)
-        });
-        rounds.collect()
+        })
+        .collect()
     }
 
     fn answer(&mut self, round: &Round, mut word: impl FnMut(&AskedNode) -> Option<Word>) {

@@ -34,8 +34,7 @@ fn applied(revision: u64) -> Report {
 /// Returns how many nodes were measured for a revision, and the longest duration in seconds.
 fn measured(hub: &Hub, revision: u64) -> (u64, u64) {
     let moment = hub.store().moment_of(revision).unwrap();
-    let durations = hub.agents().timings.of_change(moment.first);
-    let durations = durations.unwrap_or_default();
+    let durations = hub.agents().timings.of_change(moment.first).unwrap_or_default();
     (durations.count(), durations.longest().as_secs())
 }
 
@@ -151,8 +150,10 @@ fn hops_add_up() {
     session.report(applied(first));
     let hops = || {
         let hops = hub.agents().timings.hops();
-        let some = hops.into_iter().filter(|(_, durations)| durations.count() > 0);
-        some.map(|(hop, durations)| (hop, durations.longest())).collect::<Vec<_>>()
+        hops.into_iter()
+            .filter(|(_, durations)| durations.count() > 0)
+            .map(|(hop, durations)| (hop, durations.longest()))
+            .collect::<Vec<_>>()
     };
     assert_eq!(hops(), [], "a snapshot says nothing about changes");
     let second = publish(&hub, "second", 8);

@@ -132,8 +132,14 @@ async fn answer(script: &Mutex<Script>, signer: &Signer, request: Request<Body>)
     let mut review: Value = serde_json::from_slice(&body).unwrap();
     let token = review["spec"]["token"].as_str().unwrap().to_owned();
     let token = Token::parse(&token).unwrap();
-    let node = Parts::parse(&token).unwrap().identity().unwrap();
-    let node = node.binding().unwrap().name.clone();
+    let node = Parts::parse(&token)
+        .unwrap()
+        .identity()
+        .unwrap()
+        .binding()
+        .unwrap()
+        .name
+        .clone();
     let mut script = script.lock().unwrap();
     script.reviews += 1;
     let exists = !script.deleted.contains(token.as_str());

@@ -243,14 +243,16 @@ fn snapshots_are_compressed_once_for_agents_that_can_read_them() {
         size(&plain)
     );
     let objects = |pieces: Vec<Update>| {
-        let all = pieces.into_iter().flat_map(|piece| {
-            if piece.packed.is_empty() {
-                piece.objects
-            } else {
-                kplane_proto::packed::unpack(&piece.packed).unwrap()
-            }
-        });
-        all.collect::<Vec<_>>()
+        pieces
+            .into_iter()
+            .flat_map(|piece| {
+                if piece.packed.is_empty() {
+                    piece.objects
+                } else {
+                    kplane_proto::packed::unpack(&piece.packed).unwrap()
+                }
+            })
+            .collect::<Vec<_>>()
     };
     assert!(packed[0].snapshot && packed.len() == plain.len());
     let again = pieces(true);

@@ -35,8 +35,11 @@ pub(super) fn only(spec: &str) -> ServicePort {
 /// The reasons of the issues of a Service with this spec and one cluster address.
 pub(super) fn reasons(spec: &str) -> Vec<String> {
     let converted = convert(&format!("clusterIP: 10.0.0.1, {spec}"));
-    let issues = converted.issues.iter();
-    issues.map(|issue| format!("{}: {}", issue.severity, issue.reason)).collect()
+    converted
+        .issues
+        .iter()
+        .map(|issue| format!("{}: {}", issue.severity, issue.reason))
+        .collect()
 }
 
 pub(super) fn texts<T: ToString>(items: &[T]) -> Vec<String> {

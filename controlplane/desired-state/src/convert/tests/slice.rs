@@ -25,8 +25,11 @@ fn only(endpoint: &str) -> Endpoint {
 }
 
 fn reasons(converted: &ConvertedSlice) -> Vec<String> {
-    let issues = converted.issues.iter();
-    issues.map(|issue| format!("{}: {}", issue.severity, issue.reason)).collect()
+    converted
+        .issues
+        .iter()
+        .map(|issue| format!("{}: {}", issue.severity, issue.reason))
+        .collect()
 }
 
 #[test]

@@ -219,6 +219,8 @@ fn list(values: &[impl ToString]) -> String {
 }
 
 fn endpoints(ports: &[SliceEndpoints]) -> impl Iterator<Item = (EndpointAddr, &Endpoint)> {
-    let all = ports.iter().flat_map(|port| &port.endpoints);
-    all.map(|endpoint| (endpoint.addr, endpoint))
+    ports
+        .iter()
+        .flat_map(|port| &port.endpoints)
+        .map(|endpoint| (endpoint.addr, endpoint))
 }

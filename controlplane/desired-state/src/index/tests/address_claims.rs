@@ -27,14 +27,18 @@ fn node(addresses: &[&str], pod_cidr: &str) -> Value {
 
 /// Ports that are served at an external address, and node ports.
 fn served(publication: &Publication) -> Vec<String> {
-    let ports = publication.services.iter().filter_map(|(_, published)| {
-        let port = &published.as_ref()?.port;
-        let node_port = port.node_port.map_or(String::new(), |n| format!(" node port {n}"));
-        let external = port.external_ips.iter();
-        let external: Vec<_> = external.map(|ip| format!("{ip}:{}", port.port)).collect();
-        Some(format!("{}{node_port}", external.join(" ")))
-    });
-    let mut ports: Vec<_> = ports.filter(|text| !text.is_empty()).collect();
+    let mut ports: Vec<_> = publication
+        .services
+        .iter()
+        .filter_map(|(_, published)| {
+            let port = &published.as_ref()?.port;
+            let node_port = port.node_port.map_or(String::new(), |n| format!(" node port {n}"));
+            let external: Vec<_> =
+                port.external_ips.iter().map(|ip| format!("{ip}:{}", port.port)).collect();
+            Some(format!("{}{node_port}", external.join(" ")))
+        })
+        .filter(|text| !text.is_empty())
+        .collect();
     ports.sort();
     ports
 }
@@ -120,8 +124,11 @@ fn the_usual_ports_of_nodes_are_refused_unless_the_operator_lists_them() {
     };
     let (served, issues) = on_nodes("1");
     assert_eq!(served, ["192.0.2.1:8080", "192.0.2.2:8080"]);
-    let warned = issues.iter().filter(|issue| issue.code == Reason::NodeAddress);
-    let warned: Vec<_> = warned.map(|issue| &*issue.reason).collect();
+    let warned: Vec<_> = issues
+        .iter()
+        .filter(|issue| issue.code == Reason::NodeAddress)
+        .map(|issue| &*issue.reason)
+        .collect();
     assert!(
         warned[0].contains("192.0.2.1 is that of a node, and 1 more"),
         "{warned:?}"
@@ -248,8 +255,12 @@ fn ports_times_addresses_are_cut_and_all_others_are_served() {
     let (mut index, first) = index(&[hostile, service("good", "10.96.0.2")]);
     assert_eq!(first.services.len(), 1_001);
     let address_claims = |publication: &Publication| -> usize {
-        let ports = publication.services.iter().filter_map(|(_, p)| p.as_ref());
-        ports.map(|p| 1 + p.port.external_ips.len()).sum()
+        publication
+            .services
+            .iter()
+            .filter_map(|(_, p)| p.as_ref())
+            .map(|p| 1 + p.port.external_ips.len())
+            .sum()
     };
     assert_eq!(address_claims(&first), 16_000 + 1);
     assert_eq!(reasons(&index).len(), 1);
@@ -278,8 +289,12 @@ fn endpoints_times_places_are_cut_and_every_port_keeps_some() {
     slice["ports"] = json!(ports(8_000)[..50]);
     let (mut index, first) = index(&[wide.clone(), slice.clone()]);
     let endpoints = |publication: &Publication| -> Vec<usize> {
-        let ports = publication.services.iter().filter_map(|(_, p)| p.as_ref());
-        ports.map(|p| p.variants.default.len()).collect()
+        publication
+            .services
+            .iter()
+            .filter_map(|(_, p)| p.as_ref())
+            .map(|p| p.variants.default.len())
+            .collect()
     };
     let all: usize = endpoints(&first).iter().sum();
     assert_eq!(all, 50 * (262_144 / 100));

@@ -25,8 +25,10 @@ fn a_slice_that_changes_is_the_cause_with_its_version_and_its_endpoints() {
     let cause = cause(&outcome(&mut index, &changed), "web");
     assert_eq!((cause.version, cause.verb), (4711, Verb::Changed));
     assert_eq!(&*cause.object.name, "web-1");
-    let states = cause.details.endpoints.iter();
-    let mut states: Vec<_> = states
+    let mut states: Vec<_> = cause
+        .details
+        .endpoints
+        .iter()
         .map(|change| (change.addr.ip.to_string(), change.before, change.after))
         .collect();
     states.sort_by_key(|(ip, ..)| ip.clone());
@@ -35,8 +37,8 @@ fn a_slice_that_changes_is_the_cause_with_its_version_and_its_endpoints() {
         ("10.0.0.1", Ready, Absent),
         ("10.0.0.2", Ready, NotReady),
         ("10.0.0.3", Absent, Ready),
-    ];
-    let expected = expected.map(|(ip, before, after)| (ip.to_owned(), before, after));
+    ]
+    .map(|(ip, before, after)| (ip.to_owned(), before, after));
     assert_eq!(states, expected);
 }
 

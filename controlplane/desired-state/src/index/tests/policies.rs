@@ -126,8 +126,7 @@ fn namespaces_that_vanish_are_held_until_a_second_look() {
     let mut index = enforcing(&namespaces);
     let ids = namespaces.iter().map(|of| object(of).object.id()).collect();
     index.apply(batch(vec![Event::Vanished(ids)]));
-    let held = index.held().map(|held| held.to_string());
-    let held = held.unwrap_or_default();
+    let held = index.held().map(|held| held.to_string()).unwrap_or_default();
     assert!(
         held.contains("12 of 12 Namespaces would be removed"),
         "{held}"
@@ -193,8 +192,7 @@ fn pods_of_two_nodes_with_one_address_are_an_issue_with_both_names() {
     let mut index = enforcing(&[policy("web", 1), older, younger.clone()]);
     let conflict = |index: &Index| {
         let issues = index.issues();
-        let mut conflicts = issues.iter();
-        let issue = conflicts.find(|issue| issue.code == Reason::PodAddressConflict)?;
+        let issue = issues.iter().find(|issue| issue.code == Reason::PodAddressConflict)?;
         Some(issue.to_string())
     };
     let text = conflict(&index).unwrap();

@@ -36,8 +36,7 @@ fn outcome(proxying: &Proxying, objects: &[Value]) -> Result<(), String> {
 }
 
 fn is_given(index: &Index, publication: &Publication) -> Result<(), String> {
-    let mut services = publication.services.iter();
-    let web = services.find(|(key, _)| &*key.service.name == "web");
+    let web = publication.services.iter().find(|(key, _)| &*key.service.name == "web");
     let has_proxy = web.is_some_and(|(_, web)| web.as_ref().unwrap().port.proxied.is_some());
     let issues = index.issues();
     let mut issues = issues.iter().filter(|issue| issue.object.name == "web");

@@ -15,8 +15,11 @@ fn many(count: usize) -> Vec<Value> {
 }
 
 fn ids(objects: &[Value], kind: &str) -> Vec<ObjectId> {
-    let of_kind = objects.iter().filter(|value| value["kind"] == kind);
-    of_kind.map(|value| object(value).object.id()).collect()
+    objects
+        .iter()
+        .filter(|value| value["kind"] == kind)
+        .map(|value| object(value).object.id())
+        .collect()
 }
 
 fn say(index: &mut Index, events: Vec<Event>) -> Vec<String> {

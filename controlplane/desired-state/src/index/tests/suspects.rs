@@ -19,9 +19,10 @@ fn suspicions(nodes: &[&str], act: bool) -> Suspicions {
 
 /// A slice with endpoints on these nodes: 10.0.0.1, 10.0.0.2 and so on.
 fn slice_on(service: &str, nodes: &[&str]) -> Value {
-    let endpoints = nodes.iter().enumerate();
-    let endpoints =
-        endpoints.map(|(at, node)| objects::endpoint(format!("10.0.0.{}", at + 1), node));
+    let endpoints = nodes
+        .iter()
+        .enumerate()
+        .map(|(at, node)| objects::endpoint(format!("10.0.0.{}", at + 1), node));
     objects::slice("shop", &format!("{service}-1"), service, endpoints)
 }
 
@@ -34,8 +35,11 @@ fn chosen(index: &Index, service: &str) -> Vec<String> {
 }
 
 fn names(publication: Option<Publication>) -> Vec<String> {
-    let services = publication.into_iter().flat_map(|publication| publication.services);
-    services.map(|(key, _)| key.service.name.to_string()).collect()
+    publication
+        .into_iter()
+        .flat_map(|publication| publication.services)
+        .map(|(key, _)| key.service.name.to_string())
+        .collect()
 }
 
 #[test]

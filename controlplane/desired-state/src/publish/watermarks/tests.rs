@@ -14,14 +14,16 @@ fn key(name: &str) -> ServiceKey {
 
 /// Returns a Service with one endpoint in each of these zones.
 fn zoned(name: &str, endpoints: &[(u8, &str)]) -> (ServiceKey, Option<Published>) {
-    let endpoints = endpoints.iter().map(|(octet, zone)| {
-        let ip = IpAddr::from([10, 0, 0, *octet]);
-        Endpoint {
-            zone_hints: vec![(*zone).into()],
-            ..Endpoint::ready(EndpointAddr { ip, port: 8080 })
-        }
-    });
-    let endpoints: Vec<_> = endpoints.collect();
+    let endpoints: Vec<_> = endpoints
+        .iter()
+        .map(|(octet, zone)| {
+            let ip = IpAddr::from([10, 0, 0, *octet]);
+            Endpoint {
+                zone_hints: vec![(*zone).into()],
+                ..Endpoint::ready(EndpointAddr { ip, port: 8080 })
+            }
+        })
+        .collect();
     let published = Published::new(ServicePort::sample(key(name)), &endpoints);
     (key(name), Some(published))
 }
@@ -83,8 +85,7 @@ fn a_change_of_one_zone_is_wanted_and_passed_there_only() {
     let passed = |node, after, up_to| {
         let passed = store.passed(node, after, up_to, &HashSet::new());
         let seconds = |m: &Moment| m.observed_at.duration_since(SystemTime::UNIX_EPOCH);
-        let seconds = passed.iter().map(|m| seconds(m).unwrap().as_secs());
-        seconds.collect::<Vec<_>>()
+        passed.iter().map(|m| seconds(m).unwrap().as_secs()).collect::<Vec<_>>()
     };
     assert_eq!(passed("in-y", both, in_y), [2]);
     assert_eq!(passed("in-x", both, in_y), [0; 0], "does not concern it");
@@ -120,8 +121,10 @@ fn the_latest_publications_are_listed_with_the_number_of_their_changes() {
     let second = publish(&store, 3, vec![zoned("a", &[(1, "x")])]);
     let at = |seconds| SystemTime::UNIX_EPOCH + Duration::from_secs(seconds);
     let points = store.points();
-    let last = points[points.len() - 2..].iter();
-    let last: Vec<_> = last.map(|point| (point.revision, point.at)).collect();
+    let last: Vec<_> = points[points.len() - 2..]
+        .iter()
+        .map(|point| (point.revision, point.at))
+        .collect();
     assert_eq!(
         last,
         [(first, at(1)), (second, at(3))],

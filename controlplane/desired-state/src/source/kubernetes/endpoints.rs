@@ -53,8 +53,9 @@ impl Shapes {
     pub(super) fn put(&mut self, endpoints: &LegacyEndpoints) -> (Vec<Object>, Vec<ObjectId>) {
         let subsets = endpoints.subsets.as_deref().unwrap_or_default();
         let before = self.0.insert(key(endpoints), subsets.len()).unwrap_or(0);
-        let slices = subsets.iter().enumerate();
-        let slices = slices
+        let slices = subsets
+            .iter()
+            .enumerate()
             .flat_map(|(index, subset)| {
                 FAMILIES.map(|family| slice(endpoints, index, subset, family))
             })
@@ -79,13 +80,14 @@ fn key(endpoints: &LegacyEndpoints) -> (Arc<str>, Arc<str>) {
 
 fn ids(endpoints: &LegacyEndpoints, subsets: std::ops::Range<usize>) -> Vec<ObjectId> {
     let (namespace, name) = key(endpoints);
-    let ids = subsets.flat_map(|index| FAMILIES.map(|family| slice_name(&name, index, family)));
-    ids.map(|name| ObjectId {
-        kind: Kind::EndpointSlice,
-        namespace: namespace.clone(),
-        name,
-    })
-    .collect()
+    subsets
+        .flat_map(|index| FAMILIES.map(|family| slice_name(&name, index, family)))
+        .map(|name| ObjectId {
+            kind: Kind::EndpointSlice,
+            namespace: namespace.clone(),
+            name,
+        })
+        .collect()
 }
 
 /// Returns a slice's name. It contains `/`, which no slice of a real API server does.
@@ -107,18 +109,20 @@ fn slice(
     };
     let with = |addresses: &Option<Vec<Address>>, ready: bool| {
         let addresses = addresses.as_deref().unwrap_or_default().iter();
-        let endpoints = addresses.filter(ours).map(|address| SliceEndpoint {
-            addresses: vec![address.ip.clone()],
-            conditions: Some(EndpointConditions {
-                ready: Some(ready),
-                serving: Some(ready),
-                terminating: Some(false),
-            }),
-            node_name: address.node_name.clone(),
-            target_ref: address.target_ref.clone(),
-            hints: None,
-        });
-        endpoints.collect::<Vec<_>>()
+        addresses
+            .filter(ours)
+            .map(|address| SliceEndpoint {
+                addresses: vec![address.ip.clone()],
+                conditions: Some(EndpointConditions {
+                    ready: Some(ready),
+                    serving: Some(ready),
+                    terminating: Some(false),
+                }),
+                node_name: address.node_name.clone(),
+                target_ref: address.target_ref.clone(),
+                hints: None,
+            })
+            .collect::<Vec<_>>()
     };
     let mut all = with(&subset.addresses, true);
     all.extend(with(&subset.not_ready_addresses, false));

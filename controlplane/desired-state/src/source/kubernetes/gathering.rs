@@ -40,8 +40,7 @@ impl Gathering {
     pub(super) fn page(&mut self, memory: &Memory, page: ObjectPage) -> Vec<Event> {
         self.unreadable.extend(page.unreadable);
         self.changed = self.changed.max(page.changed);
-        let puts = page.objects.into_iter();
-        puts.filter_map(|object| self.put(memory, object)).collect()
+        page.objects.into_iter().filter_map(|object| self.put(memory, object)).collect()
     }
 
     fn put(&mut self, memory: &Memory, object: Object) -> Option<Event> {
@@ -106,8 +105,7 @@ impl Gathering {
 }
 
 fn applied(objects: Vec<Object>) -> impl Iterator<Item = Event> {
-    let objects = objects.into_iter();
-    objects.map(|object| Event::Apply(located(object)))
+    objects.into_iter().map(|object| Event::Apply(located(object)))
 }
 
 /// Wraps an object; objects of this source have no place but their name.

@@ -98,9 +98,10 @@ impl Http {
             .body(Body::empty())
             .map_err(|error| Failure::Malformed(error.to_string()))?;
         let client = self.api.client();
-        let answer = timeout(PATIENCE, client.send(request)).await;
-        let answer = answer.map_err(|_| Failure::Silent(PATIENCE))?;
-        let answer = answer.map_err(|error| self.api.failure(&error))?;
+        let answer = timeout(PATIENCE, client.send(request))
+            .await
+            .map_err(|_| Failure::Silent(PATIENCE))?
+            .map_err(|error| self.api.failure(&error))?;
         if answer.status().is_success() {
             return Ok(answer);
         }
@@ -344,8 +345,10 @@ async fn collect(mut body: Body, most: usize) -> Result<Bytes, Failure> {
 /// Classifies an answer other than success.
 async fn refusal(answer: Response<Body>) -> Failure {
     let code = answer.status();
-    let after = answer.headers().get(header::RETRY_AFTER);
-    let after = after.and_then(|value| value.to_str().ok()?.trim().parse().ok());
+    let after = answer
+        .headers()
+        .get(header::RETRY_AFTER)
+        .and_then(|value| value.to_str().ok()?.trim().parse().ok());
     let encoding = encoding(&answer);
     let body = collect(answer.into_body(), MAX_STATUS_BYTES).await;
     let status = body.map_or_else(

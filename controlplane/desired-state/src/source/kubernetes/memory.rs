@@ -194,8 +194,7 @@ impl Memory {
     }
 
     fn unnamed<'a>(&'a self, named: &'a Census) -> impl Iterator<Item = &'a ObjectId> {
-        let known = self.known.objects.keys();
-        known.filter(|id| !named.objects.contains_key(id))
+        self.known.objects.keys().filter(|id| !named.objects.contains_key(id))
     }
 
     /// Decides about a complete list with these objects and this resource version.

@@ -173,12 +173,17 @@ fn objects<'a, T>(
     raw: impl Fn(T) -> Unread<'a>,
 ) -> Result<RawPage, Failure> {
     let mut changed = 0;
-    let items = page.items.into_iter().flatten().map(raw).map(|raw| {
-        let object = object(resource, raw);
-        changed = changed.max(version_of(raw, &object).unwrap_or(0));
-        object
-    });
-    let items = items.collect();
+    let items = page
+        .items
+        .into_iter()
+        .flatten()
+        .map(raw)
+        .map(|raw| {
+            let object = object(resource, raw);
+            changed = changed.max(version_of(raw, &object).unwrap_or(0));
+            object
+        })
+        .collect();
     Ok(RawPage {
         version: version(&page.metadata.resource_version)?,
         changed,

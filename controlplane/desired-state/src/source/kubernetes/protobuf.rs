@@ -38,8 +38,9 @@ pub(super) fn unwrap(bytes: &[u8]) -> Result<&[u8], Malformed> {
         #[serde(borrow)]
         raw: &'a [u8],
     }
-    let enveloped = bytes.strip_prefix(MAGIC);
-    let enveloped = enveloped.ok_or_else(|| Malformed("no object of Kubernetes".to_owned()))?;
+    let enveloped = bytes
+        .strip_prefix(MAGIC)
+        .ok_or_else(|| Malformed("no object of Kubernetes".to_owned()))?;
     read::<Envelope<'_>>(&ENVELOPE, enveloped).map(|envelope| envelope.raw)
 }
 
@@ -207,8 +208,8 @@ impl<'de> MapAccess<'de> for TextMap<'_, 'de> {
     }
 
     fn next_value_seed<V: DeserializeSeed<'de>>(&mut self, seed: V) -> Result<V::Value, Malformed> {
-        let text = std::mem::take(&mut self.text);
-        let text: CowStrDeserializer<'_, Malformed> = text.into_deserializer();
+        let text: CowStrDeserializer<'_, Malformed> =
+            std::mem::take(&mut self.text).into_deserializer();
         seed.deserialize(text)
     }
 }
@@ -315,8 +316,8 @@ fn time(bytes: &[u8]) -> Result<Option<String>, Malformed> {
         return Ok(None);
     }
     let time: Time = read(&schema::TIME, bytes)?;
-    let time = jiff::Timestamp::from_second(time.seconds);
-    let time = time.map_err(|error| Malformed(error.to_string()))?;
+    let time =
+        jiff::Timestamp::from_second(time.seconds).map_err(|error| Malformed(error.to_string()))?;
     Ok(Some(time.to_string()))
 }
 

@@ -63,8 +63,7 @@ impl Reporter {
 
     /// Records a complete list that was believed; `first` if it is the first one.
     pub(super) fn listed(&mut self, unreadable: &[Unreadable], first: bool) {
-        let names = unreadable.iter();
-        let names = names.map(|one| (one.namespace.clone(), one.name.clone()));
+        let names = unreadable.iter().map(|one| (one.namespace.clone(), one.name.clone()));
         if first {
             self.never_read = names.collect();
         } else if !self.never_read.is_empty() {

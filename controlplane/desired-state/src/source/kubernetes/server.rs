@@ -41,6 +41,5 @@ pub(super) async fn follow(api: Arc<Api>, sink: mpsc::Sender<Batch>) {
 
 async fn place(server: &str) -> Option<BTreeSet<SocketAddr>> {
     let url = server.parse().ok()?;
-    let found = resolve(&url).await.ok()?;
-    Some(found.into_iter().collect())
+    Some(resolve(&url).await.ok()?.into_iter().collect())
 }

@@ -333,15 +333,16 @@ impl Catalog {
 /// Joins the deletions of all objects that no file names any more into one event. Objects of
 /// removed files are deleted by name.
 fn gather_vanished(events: &mut Vec<Event>, removed: &HashSet<ObjectId>) {
-    let vanished = events.extract_if(.., |event| match event {
-        Event::Delete(id) => !removed.contains(id),
-        _ => false,
-    });
-    let vanished = vanished.filter_map(|event| match event {
-        Event::Delete(id) => Some(id),
-        _ => None,
-    });
-    let vanished: Vec<ObjectId> = vanished.collect();
+    let vanished: Vec<ObjectId> = events
+        .extract_if(.., |event| match event {
+            Event::Delete(id) => !removed.contains(id),
+            _ => false,
+        })
+        .filter_map(|event| match event {
+            Event::Delete(id) => Some(id),
+            _ => None,
+        })
+        .collect();
     if !vanished.is_empty() {
         events.push(Event::Vanished(vanished));
     }

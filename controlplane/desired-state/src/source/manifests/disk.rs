@@ -110,11 +110,13 @@ impl Disk {
         self.stuck
             .retain(|stuck| !stuck.thread.is_finished() || stuck.since.elapsed() < RETRY);
         let known_stuck = |path: &Path| self.stuck.iter().any(|stuck| stuck.path == path);
-        let asked = questions.iter().filter(|question| {
-            let room = self.stuck.len() < MAX_STUCK || !question.is_link;
-            room && !known_stuck(&question.path)
-        });
-        let mut asked: Vec<&Question> = asked.collect();
+        let mut asked: Vec<&Question> = questions
+            .iter()
+            .filter(|question| {
+                let room = self.stuck.len() < MAX_STUCK || !question.is_link;
+                room && !known_stuck(&question.path)
+            })
+            .collect();
         // Paths in the folder itself come first, so that links to other disks do not delay them.
         asked.sort_by_key(|question| question.is_link);
         let round = Arc::new(Round {
@@ -288,8 +290,11 @@ mod tests {
         assert_eq!(of(Err(NoAnswer::NotAsked)), 20 - MAX_STUCK);
         assert_eq!((of(Ok(5)), disk.stuck.len()), (1, MAX_STUCK));
         // Paths in the folder itself are still read.
-        let answers = disk.each(questions(&["link-2", "plain"]), work(&gate));
-        let answers: Vec<_> = answers.into_iter().map(|(_, answer)| answer).collect();
+        let answers: Vec<_> = disk
+            .each(questions(&["link-2", "plain"]), work(&gate))
+            .into_iter()
+            .map(|(_, answer)| answer)
+            .collect();
         assert_eq!(answers, [Err(NoAnswer::NotAsked), Ok(5)]);
         drop(closed);
     }

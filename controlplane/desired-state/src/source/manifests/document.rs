@@ -170,11 +170,11 @@ impl DocumentReader<'_> {
         interpret: impl Fn(&YamlNode, Defaults<'n>) -> Vec<ParsedEntry>,
     ) -> Arc<[ParsedEntry]> {
         let key = self.before.hasher.hash_one((text, defaults));
-        let entries = self.before.pieces.get(&key).cloned();
-        let entries = entries.unwrap_or_else(|| match parse_yaml(text) {
-            Ok(node) => interpret(&node, defaults).into(),
-            Err(error) => [syntax_problem("YAML", &error)].into(),
-        });
+        let entries =
+            self.before.pieces.get(&key).cloned().unwrap_or_else(|| match parse_yaml(text) {
+                Ok(node) => interpret(&node, defaults).into(),
+                Err(error) => [syntax_problem("YAML", &error)].into(),
+            });
         self.contents.memo.pieces.insert(key, entries.clone());
         entries
     }

@@ -114,8 +114,7 @@ impl Root {
         let links = files.iter().filter(|file| file.is_link);
         listing.links = links.map(|link| link.path.clone()).collect();
         let root = self.clone();
-        let stamps = disk.each(files, move |path, _| root.stamp(path).ok());
-        let stamps = stamps.into_iter();
+        let stamps = disk.each(files, move |path, _| root.stamp(path).ok()).into_iter();
         listing.files = stamps.map(|(path, stamp)| (path, stamp.ok().flatten())).collect();
         Ok(listing)
     }

@@ -227,8 +227,8 @@ fn group(api_version: &str) -> &str {
 /// name.
 fn identity(kind: Kind, metadata: Option<&YamlNode>) -> Option<ObjectId> {
     let name = metadata?.text("name").filter(|name| is_name(name))?;
-    let namespace = metadata?.text("namespace").filter(|text| !text.is_empty());
-    let namespace = namespace.unwrap_or("default");
+    let namespace =
+        metadata?.text("namespace").filter(|text| !text.is_empty()).unwrap_or("default");
     Some(ObjectId {
         kind,
         namespace: if !kind.is_namespaced() {

@@ -162,11 +162,14 @@ impl FolderView {
                 }
             }
         }
-        let quiet = paths.into_iter().filter(|path| !self.writing.contains(path));
-        let quiet = quiet.map(|path| Question {
-            is_link: self.links.contains(&path),
-            path,
-        });
+        let quiet =
+            paths
+                .into_iter()
+                .filter(|path| !self.writing.contains(path))
+                .map(|path| Question {
+                    is_link: self.links.contains(&path),
+                    path,
+                });
         read_all(&self.root, &mut self.disk, quiet.collect())
     }
 
@@ -198,8 +201,7 @@ impl FolderView {
             }
             changes.push((name, change));
         }
-        let writing = unread.iter();
-        let writing = writing.map(|path| format!("{} is being written", path.display()));
+        let writing = unread.iter().map(|path| format!("{} is being written", path.display()));
         let unseen = self.unseen.iter().cloned().chain(writing).collect();
         self.catalog.set_unseen(unseen);
         self.unread = Some(unread);
@@ -228,10 +230,11 @@ impl FolderView {
         self.unseen = unseen(&listing, &self.stamps);
 
         let unlisted = |path: &Path| listing.unlisted.iter().any(|(dir, _)| path.starts_with(dir));
-        let gone = self.stamps.keys();
-        let gone = gone.filter(|path| !listing.files.contains_key(*path) && !unlisted(path));
-        let changed = listing.files.iter();
-        let changed = changed.filter(|(path, stamp)| {
+        let gone = self
+            .stamps
+            .keys()
+            .filter(|path| !listing.files.contains_key(*path) && !unlisted(path));
+        let changed = listing.files.iter().filter(|(path, stamp)| {
             stamp.is_none() || self.stamps.get(*path).is_none_or(|known| known != *stamp)
         });
         Ok(gone.chain(changed.map(|(path, _)| path)).cloned().collect())
@@ -296,11 +299,12 @@ pub(super) fn read_all(root: &Root, disk: &mut Disk, files: Vec<Question>) -> Fi
     let read = disk.each(files, move |path, beat| {
         (root.stamp(path).ok(), root.read(path, beat))
     });
-    let read = read.into_iter().map(|(path, answer)| match answer {
-        Ok((stamp, change)) => (path, stamp, change),
-        Err(silence) => (path, None, FileChange::Unreadable(silence.to_string())),
-    });
-    read.collect()
+    read.into_iter()
+        .map(|(path, answer)| match answer {
+            Ok((stamp, change)) => (path, stamp, change),
+            Err(silence) => (path, None, FileChange::Unreadable(silence.to_string())),
+        })
+        .collect()
 }
 
 /// Returns the subfolders that cannot be listed and of which nothing was ever read, human-readable.
@@ -308,26 +312,29 @@ pub(super) fn unseen(
     listing: &Listing,
     read: &BTreeMap<PathBuf, Option<Stamp>>,
 ) -> BTreeSet<String> {
-    let unlisted = listing.unlisted.iter();
-    let unseen = unlisted.filter(|(dir, _)| !read.keys().any(|path| path.starts_with(dir)));
-    unseen
+    listing
+        .unlisted
+        .iter()
+        .filter(|(dir, _)| !read.keys().any(|path| path.starts_with(dir)))
         .map(|(dir, error)| format!("{} cannot be listed: {error}", dir.display()))
         .collect()
 }
 
 /// Returns issues about subfolders that cannot be listed.
 pub(super) fn unlisted(listing: &Listing) -> Vec<Issue> {
-    let unlisted = listing.unlisted.iter();
-    let issues = unlisted.map(|(folder, error)| {
-        notice(
-            folder,
-            format!(
-                "cannot be read: {error}; check its permissions, until then objects in \
+    listing
+        .unlisted
+        .iter()
+        .map(|(folder, error)| {
+            notice(
+                folder,
+                format!(
+                    "cannot be read: {error}; check its permissions, until then objects in \
                  it keep their last good state"
-            ),
-        )
-    });
-    issues.collect()
+                ),
+            )
+        })
+        .collect()
 }
 
 fn notice(path: &Path, reason: String) -> Issue {

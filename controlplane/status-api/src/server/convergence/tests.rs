@@ -71,8 +71,7 @@ fn counts_of(answer: &pb::Convergence) -> [u64; 3] {
 }
 
 fn lags(answer: &pb::Convergence) -> Vec<(&str, LagState)> {
-    let laggards = answer.laggards.iter();
-    laggards.map(|l| (l.node.as_str(), l.state())).collect()
+    answer.laggards.iter().map(|l| (l.node.as_str(), l.state())).collect()
 }
 
 #[test]
@@ -83,8 +82,7 @@ fn each_laggard_has_its_reason() {
     ];
     let known = nodes.map(|name| (name, true));
     let old = publish(&hub, &[("web", true), ("other", true)], &known);
-    let sessions = nodes[1..].iter().map(|name| Session::sample(&hub, name));
-    let sessions: Vec<_> = sessions.collect();
+    let sessions: Vec<_> = nodes[1..].iter().map(|name| Session::sample(&hub, name)).collect();
     let [away, behind, broken, fails, _new, plain, read] = sessions.try_into().unwrap();
     for session in [&away, &behind, &broken, &fails, &plain, &read] {
         session.report(report(old, old));
@@ -127,10 +125,7 @@ fn each_laggard_has_its_reason() {
             ("plain", LagState::Unverified),
         ])
     );
-    let of_node = |name: &str| {
-        let found = answer.laggards.iter().find(|l| l.node == name);
-        found.cloned().unwrap()
-    };
+    let of_node = |name: &str| answer.laggards.iter().find(|l| l.node == name).cloned().unwrap();
     let reason = |name: &str| (of_node(name).since_ms, of_node(name).reason);
     assert_eq!(reason("fails"), (5_000, "the port is taken".to_owned()));
     let broken = format!("applied revision {old} of {new}; nf_tables: no memory");

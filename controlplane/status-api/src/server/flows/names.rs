@@ -77,8 +77,8 @@ impl Names {
                 Some((ip, Holder { pod, created }))
             };
             known.filter_map(holder).collect()
-        });
-        let pods = pods.await?;
+        })
+        .await?;
         Ok(Self::new(pods, hub.store().nodes().into_values()))
     }
 

@@ -18,8 +18,7 @@ const ENDPOINTS: usize = 16;
 
 /// Returns what is doubtful about a policy as it is written.
 pub(super) fn issues(policy: &NetworkPolicy, doubts: &[Doubt]) -> Vec<Issue> {
-    let doubts = doubts.iter().take(DOUBTS);
-    doubts.map(|doubt| of_doubt(policy, doubt)).collect()
+    doubts.iter().take(DOUBTS).map(|doubt| of_doubt(policy, doubt)).collect()
 }
 
 fn of_doubt(policy: &NetworkPolicy, doubt: &Doubt) -> Issue {
@@ -86,16 +85,20 @@ pub(super) async fn masqueraded(
         port.externally_accessible() && port.external_policy == TrafficPolicy::Cluster
     };
     let service = ask(index, move |policies, _| {
-        let mut views = page.ports.iter().filter(|view| is_masqueraded(&view.port));
-        let found = views.find(|view| {
-            let pods = view.endpoints.iter().take(ENDPOINTS);
-            let mut pods = pods.filter_map(|of| policies.pod_at(of.addr.ip));
-            pods.any(|pod| {
-                let its = policies.policies_of(pod);
-                its.is_some_and(|its| its.contains(&name))
+        page.ports
+            .iter()
+            .filter(|view| is_masqueraded(&view.port))
+            .find(|view| {
+                view.endpoints
+                    .iter()
+                    .take(ENDPOINTS)
+                    .filter_map(|of| policies.pod_at(of.addr.ip))
+                    .any(|pod| {
+                        let its = policies.policies_of(pod);
+                        its.is_some_and(|its| its.contains(&name))
+                    })
             })
-        });
-        found.map(|view| view.port.key.service.clone())
+            .map(|view| view.port.key.service.clone())
     });
     Ok(service.await?.map(|service| {
         warning(
@@ -112,13 +115,12 @@ pub(super) async fn masqueraded(
 
 /// Returns the first peer for connections to Pods that is a range of addresses, and the index of its rule.
 fn first_block(policy: &NetworkPolicy) -> Option<(usize, String)> {
-    let rules = rules(policy, Direction::Ingress).iter().enumerate();
-    let mut peers = rules.flat_map(|(at, rule)| {
-        let peers = rule.peers.iter().flatten();
-        peers.map(move |peer| (at, peer))
-    });
-    peers.find_map(|(at, peer)| match peer {
-        PeerSpec::Block(block) if block.range.prefix_len() > 0 => Some((at, words::peer(peer))),
-        _ => None,
-    })
+    rules(policy, Direction::Ingress)
+        .iter()
+        .enumerate()
+        .flat_map(|(at, rule)| rule.peers.iter().flatten().map(move |peer| (at, peer)))
+        .find_map(|(at, peer)| match peer {
+            PeerSpec::Block(block) if block.range.prefix_len() > 0 => Some((at, words::peer(peer))),
+            _ => None,
+        })
 }

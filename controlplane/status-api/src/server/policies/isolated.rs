@@ -33,8 +33,7 @@ pub(in super::super) async fn isolated(
     detail: &ServiceDetail,
 ) -> Result<Option<Finding>, Status> {
     let endpoints = detail.ports.iter().flat_map(|view| &view.endpoints);
-    let addresses = endpoints.take(ENDPOINTS).map(|of| of.addr.ip);
-    let addresses: BTreeSet<_> = addresses.collect();
+    let addresses: BTreeSet<_> = endpoints.take(ENDPOINTS).map(|of| of.addr.ip).collect();
     let found = ask_if_enforced(agents.hub.index(), move |policies, _| {
         Isolated::of(policies, &addresses)
     });

@@ -120,8 +120,7 @@ impl Ways {
             judged.unnamed |= leaving.is_none() && counts.policies + counts.cluster_policies > 0;
             let arriving_open = arriving.is_none();
             judged.open += usize::from(arriving_open);
-            let denied = [leaving, arriving].into_iter().flatten();
-            let denied = denied.flatten().next();
+            let denied = [leaving, arriving].into_iter().flatten().flatten().next();
             let tried = way.judge(policies, Direction::Ingress, way.tried, self.protocol);
             judged.node_differs |= arriving_open || tried.flatten().is_some() != denied.is_some();
             let Some(denied) = denied else {
@@ -170,8 +169,7 @@ impl WayTo {
         let to = endpoint.addr;
         let of_endpoint = |of: &NodeFacts| endpoint.node.as_deref() == Some(&*of.name);
         let here = of_endpoint(node);
-        let mut own = node.addresses.iter().copied();
-        let own = own.find(|ip| Family::of(*ip) == Family::of(to.ip));
+        let own = node.addresses.iter().copied().find(|ip| Family::of(*ip) == Family::of(to.ip));
         let (leaving, ip) = match sender {
             // A Pod always reaches its own node (NP11).
             Sender::Pod(ip) if node.addresses.contains(&to.ip) => (Seen::Unjudged, ip),
@@ -186,8 +184,7 @@ impl WayTo {
             _ => ip,
         };
         let is_own = |ip: IpAddr| {
-            let mut nodes = nodes.iter().filter(|of| of_endpoint(of));
-            nodes.any(|of| of.addresses.contains(&ip))
+            nodes.iter().filter(|of| of_endpoint(of)).any(|of| of.addresses.contains(&ip))
         };
         let seen = |ip: Option<IpAddr>| match ip {
             None => Seen::Unknown,

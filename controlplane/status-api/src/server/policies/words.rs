@@ -126,8 +126,7 @@ pub(super) fn some(names: &[impl Display], most: usize) -> String {
 }
 
 fn joined(items: impl IntoIterator<Item = impl Display>, by: &str) -> String {
-    let items = items.into_iter().map(|item| item.to_string());
-    items.collect::<Vec<_>>().join(by)
+    items.into_iter().map(|item| item.to_string()).collect::<Vec<_>>().join(by)
 }
 
 #[cfg(test)]

@@ -44,12 +44,14 @@ impl Wait {
 
     /// Returns the Services that no node's rules lead to the Pod for, and that nodes have to confirm.
     pub(super) fn open(&self) -> Vec<ServiceName> {
-        let open = self.0.iter();
-        let open = open.filter(|(_, stage)| match stage {
-            Stage::Led(_) => false,
-            Stage::From(_, nodes) => nodes.as_ref().is_none_or(|nodes| !nodes.is_empty()),
-        });
-        open.map(|(name, _)| name.clone()).collect()
+        self.0
+            .iter()
+            .filter(|(_, stage)| match stage {
+                Stage::Led(_) => false,
+                Stage::From(_, nodes) => nodes.as_ref().is_none_or(|nodes| !nodes.is_empty()),
+            })
+            .map(|(name, _)| name.clone())
+            .collect()
     }
 
     /// Asks nodes about a Service: at first those in reach, and then those that have not confirmed. What a node has
@@ -76,8 +78,11 @@ impl Wait {
     /// Returns the outcome when the time is over, and what is missing.
     pub(super) fn ends(&self) -> (LeavingOutcome, String) {
         let led = |wanted| {
-            let of = self.0.iter().filter(move |(_, stage)| **stage == Stage::Led(wanted));
-            of.map(|(name, _)| name.to_string()).collect::<Vec<_>>()
+            self.0
+                .iter()
+                .filter(move |(_, stage)| **stage == Stage::Led(wanted))
+                .map(|(name, _)| name.to_string())
+                .collect::<Vec<_>>()
         };
         let ready = led(Lead::Ready);
         if !ready.is_empty() {
@@ -109,8 +114,7 @@ impl Wait {
 
 /// Names some of these.
 fn some_of(names: &[String]) -> String {
-    let named = names.iter().take(NAMED).map(|name| &**name);
-    let named = named.collect::<Vec<_>>().join(", ");
+    let named = names.iter().take(NAMED).map(|name| &**name).collect::<Vec<_>>().join(", ");
     match names.len().saturating_sub(NAMED) {
         0 => named,
         more => format!("{named} and {more} more"),

@@ -53,8 +53,10 @@ pub(in crate::server) fn of_own_agents(
     };
     let recorder = &hub.notices().recorder;
     let found = recorder.of(&name, limit(request.limit, CHANGES));
-    let changes = found.changes.iter();
-    let changes = changes.map(|change| of_change(hub.agents(), change, &request.node));
+    let changes = found
+        .changes
+        .iter()
+        .map(|change| of_change(hub.agents(), change, &request.node));
     pb::ServiceHistory {
         changes: changes.collect(),
         now_ms: millis(SystemTime::now()),
@@ -152,10 +154,8 @@ fn named(node: &NodeName, at_ms: u64, or_before: bool, applied: u64) -> pb::Node
 /// Returns whether two replicas recorded the same change: the same objects in the same versions, or, if the source has no
 /// versions, the same endpoints and fields.
 fn is_same(one: &pb::ServiceChange, other: &pb::ServiceChange) -> bool {
-    let has_versions = |change: &pb::ServiceChange| {
-        let mut causes = change.causes.iter();
-        causes.any(|cause| cause.version > 0)
-    };
+    let has_versions =
+        |change: &pb::ServiceChange| change.causes.iter().any(|cause| cause.version > 0);
     if !has_versions(one) {
         return one.causes == other.causes;
     }

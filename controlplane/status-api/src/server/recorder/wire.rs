@@ -26,23 +26,28 @@ pub(super) fn cause(cause: &Cause) -> pb::ChangeCause {
 }
 
 pub(super) fn endpoints(details: &Details) -> Vec<pb::RecordedEndpoint> {
-    let endpoints = details.endpoints.iter();
-    let endpoints = endpoints.map(|change| pb::RecordedEndpoint {
-        address: change.addr.to_string(),
-        node: change.node.as_deref().unwrap_or_default().to_owned(),
-        before: state(change.before).into(),
-        after: state(change.after).into(),
-    });
-    endpoints.collect()
+    details
+        .endpoints
+        .iter()
+        .map(|change| pb::RecordedEndpoint {
+            address: change.addr.to_string(),
+            node: change.node.as_deref().unwrap_or_default().to_owned(),
+            before: state(change.before).into(),
+            after: state(change.after).into(),
+        })
+        .collect()
 }
 
 pub(super) fn fields(details: &Details) -> Vec<pb::RecordedField> {
-    let fields = details.fields.iter().map(|change| pb::RecordedField {
-        field: change.field.clone(),
-        before: change.before.clone(),
-        after: change.after.clone(),
-    });
-    fields.collect()
+    details
+        .fields
+        .iter()
+        .map(|change| pb::RecordedField {
+            field: change.field.clone(),
+            before: change.before.clone(),
+            after: change.after.clone(),
+        })
+        .collect()
 }
 
 fn state(state: EndpointState) -> pb::RecordedState {

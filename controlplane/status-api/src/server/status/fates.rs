@@ -85,10 +85,7 @@ impl StatusServer {
 /// Returns the next node by name whose agent is connected.
 fn neighbour(hub: &Hub, others: &Collected, node: &NodeName) -> Option<NodeName> {
     let snapshot = Snapshot::with(hub, others);
-    let connected = || {
-        let nodes = snapshot.nodes().filter(|(_, of)| of.is_connected());
-        nodes.map(|(name, _)| name)
-    };
+    let connected = || snapshot.nodes().filter(|(_, of)| of.is_connected()).map(|(name, _)| name);
     let next = connected().find(|of| *of > node);
     next.or_else(|| connected().find(|of| *of < node)).cloned()
 }

@@ -96,8 +96,7 @@ async fn list(server: &StatusServer, namespace: &str) -> Vec<String> {
     };
     let mut lines = Vec::new();
     loop {
-        let page = server.list_policies(Request::new(request.clone())).await;
-        let page = page.unwrap().into_inner();
+        let page = server.list_policies(Request::new(request.clone())).await.unwrap().into_inner();
         assert!(page.policies.len() <= 1);
         lines.extend(page.policies.iter().map(|of| {
             let pb::PolicySummary {
@@ -473,9 +472,12 @@ async fn fate(
 
 /// Returns the addresses of the endpoints to which policies deny the way.
 fn denied(reported: &pb::Explanation) -> Vec<&str> {
-    let candidates = reported.candidates.iter();
-    let denied = candidates.filter(|of| of.reason.contains("NetworkPolicies deny"));
-    denied.map(|of| of.address.as_str()).collect()
+    reported
+        .candidates
+        .iter()
+        .filter(|of| of.reason.contains("NetworkPolicies deny"))
+        .map(|of| of.address.as_str())
+        .collect()
 }
 
 #[tokio::test]
@@ -502,8 +504,11 @@ async fn a_packet_that_policies_deny_does_not_arrive_and_the_nearest_rule_says_w
     );
     assert!(finding.fix.contains("kpctl describe policy shop/db"));
     // What the node would try tells nothing.
-    let tried = server.try_service(Request::new(sent_by("other/web-0", "n1"))).await;
-    let tried = tried.unwrap().into_inner();
+    let tried = server
+        .try_service(Request::new(sent_by("other/web-0", "n1")))
+        .await
+        .unwrap()
+        .into_inner();
     assert!(tried.error.contains("kubectl exec"), "{}", tried.error);
     // The sender's own policies.
     let reported = fate(&server, sent_by("shop/web-0", "")).await.unwrap();
@@ -572,8 +577,13 @@ async fn a_service_says_who_isolates_its_pods_and_how_many_packets_were_denied()
         };
         let server = StatusServer::new(Arc::clone(&hub));
         let reported = server.describe_service(Request::new(request)).await;
-        let mut findings = reported.unwrap().into_inner().findings.into_iter();
-        findings.find(|of| of.code == "EndpointsIsolated").unwrap()
+        reported
+            .unwrap()
+            .into_inner()
+            .findings
+            .into_iter()
+            .find(|of| of.code == "EndpointsIsolated")
+            .unwrap()
     };
     let isolated = "2 of 2 Pods are isolated for connections to them by shop/db, shop/default-deny: only what a rule allows \
                     arrives";

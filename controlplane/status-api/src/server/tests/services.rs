@@ -51,8 +51,7 @@ impl Cluster {
     ) -> Vec<pb::ListServicesResponse> {
         let mut pages = Vec::new();
         loop {
-            let page = self.client.list_services(request.clone()).await;
-            let page = page.unwrap().into_inner();
+            let page = self.client.list_services(request.clone()).await.unwrap().into_inner();
             request.page_token.clone_from(&page.next_page_token);
             pages.push(page);
             if request.page_token.is_empty() {
@@ -104,8 +103,10 @@ fn slice(namespace: &str, service: &str, endpoints: &[(&str, &str, bool)]) -> Lo
 }
 
 fn names(ports: &[pb::ServiceView]) -> Vec<String> {
-    let keys = ports.iter().map(|port| port.key.as_ref().unwrap());
-    keys.map(|key| format!("{}/{}:{}", key.namespace, key.name, key.port_name))
+    ports
+        .iter()
+        .map(|port| port.key.as_ref().unwrap())
+        .map(|key| format!("{}/{}:{}", key.namespace, key.name, key.port_name))
         .collect()
 }
 
@@ -189,8 +190,7 @@ async fn filters_of_lists() {
         };
         let pages = cluster.list(request).await;
         let found: Vec<String> = pages.iter().flat_map(|page| names(&page.services)).collect();
-        let expected = expected.iter();
-        let expected = expected.flat_map(|of| [format!("{of}:http"), format!("{of}:https")]);
+        let expected = expected.iter().flat_map(|of| [format!("{of}:http"), format!("{of}:https")]);
         assert_eq!(
             found,
             expected.collect::<Vec<_>>(),
@@ -206,16 +206,14 @@ async fn a_watch_of_services_sends_what_changes() {
         namespace: "shop".to_owned(),
         ..Default::default()
     };
-    let watch = cluster.client.watch_services(request).await.unwrap();
-    let mut watch = watch.into_inner();
+    let mut watch = cluster.client.watch_services(request).await.unwrap().into_inner();
     // The next message with news; heartbeats have none.
     let mut next = async || loop {
-        let message = timeout(DEADLINE, watch.message()).await.unwrap();
-        let message = message.unwrap().unwrap();
+        let message = timeout(DEADLINE, watch.message()).await.unwrap().unwrap().unwrap();
         assert!(message.complete, "all of it fits into one message");
         if message.snapshot || !message.replaced.is_empty() {
-            let replaced = message.replaced.iter();
-            let replaced = replaced.map(|id| format!("{}/{}", id.namespace, id.name));
+            let replaced =
+                message.replaced.iter().map(|id| format!("{}/{}", id.namespace, id.name));
             return (
                 message.snapshot,
                 replaced.collect::<Vec<_>>(),

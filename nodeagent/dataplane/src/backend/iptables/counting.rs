@@ -29,8 +29,9 @@ impl PacketCounts {
 /// Creates the counters in this thread's network namespace.
 pub(super) fn make_all() -> Result<(), NetlinkError> {
     let mut socket = NfSocket::open()?;
-    let mut all = Counter::ALL.into_iter();
-    all.try_for_each(|counter| create_counter(&mut socket, counter.as_str()))
+    Counter::ALL
+        .into_iter()
+        .try_for_each(|counter| create_counter(&mut socket, counter.as_str()))
 }
 
 /// Deletes the counters that no rule uses any more.

@@ -301,8 +301,7 @@ impl<T: Tables> DataPath for IptablesDataPath<T> {
     ) -> Result<(), StepError> {
         let started = Instant::now();
         let limits = self.tables.limits();
-        let steps = staged.steps.iter();
-        let texts: Vec<String> = steps.flat_map(|step| parts(step, limits)).collect();
+        let texts: Vec<String> = staged.steps.iter().flat_map(|step| parts(step, limits)).collect();
         applied.encode = started.elapsed();
         applied.bytes = self.restore(&texts)?;
         applied.kernel = started.elapsed().saturating_sub(applied.encode);
@@ -349,8 +348,7 @@ impl<T: Tables> DataPath for IptablesDataPath<T> {
     /// Chains of kube-proxy count too: they have the same names.
     fn has_services(&mut self) -> bool {
         self.read().is_ok_and(|found| {
-            let mut chains = found.found.chains().keys();
-            chains.any(|(_, chain)| chain.is_of_a_service())
+            found.found.chains().keys().any(|(_, chain)| chain.is_of_a_service())
         })
     }
 

@@ -240,11 +240,11 @@ impl Dispatch {
         match self.shape(view, slot) {
             Shape::Empty => 0,
             Shape::Leaf(entries) => entries.len(),
-            Shape::Inner { parts, .. } => {
-                let parts = (1..).zip(parts);
-                let ways = parts.map(|(jumps, part)| jumps + self.longest(view, part));
-                ways.max().unwrap_or(0)
-            }
+            Shape::Inner { parts, .. } => (1..)
+                .zip(parts)
+                .map(|(jumps, part)| jumps + self.longest(view, part))
+                .max()
+                .unwrap_or(0),
         }
     }
 
@@ -295,10 +295,10 @@ impl Dispatch {
     fn rules(&self, shape: &Shape<'_>) -> Vec<Rule> {
         match shape {
             Shape::Empty => Vec::new(),
-            Shape::Leaf(entries) => {
-                let entries = entries.iter();
-                entries.flat_map(|(point, entry)| self.entry_rules(*point, entry)).collect()
-            }
+            Shape::Leaf(entries) => entries
+                .iter()
+                .flat_map(|(point, entry)| self.entry_rules(*point, entry))
+                .collect(),
             Shape::Inner { parts, .. } => {
                 let jump = |part: &Prefix| self.space.limit(Rule::jump(self.name(*part)), *part);
                 parts.iter().map(jump).collect()
@@ -354,8 +354,7 @@ impl Diff<'_> {
         };
         let space = self.dispatch.space;
         let leading_to = |parts: &[Prefix], to: Prefix| {
-            let mut parts = parts.iter().copied();
-            parts.find(|part| space.covers(*part, to))
+            parts.iter().copied().find(|part| space.covers(*part, to))
         };
         if top == new_top {
             self.replace(from, to, &new);
@@ -475,7 +474,6 @@ impl<'a> View<'a> {
         let kept = |(point, _): &(&Point, &DispatchRule)| !self.over.contains_key(*point);
         let base = self.base.range(range.clone()).rev().find(kept);
         let over = self.over.range(range).rev().find(|(_, entry)| entry.is_some());
-        let base = base.map(|(point, _)| *point);
-        base.max(over.map(|(point, _)| *point))
+        base.map(|(point, _)| *point).max(over.map(|(point, _)| *point))
     }
 }

@@ -37,8 +37,10 @@ impl Pods {
 
     /// Returns a rule for each source of pods, made from `rule`, which applies to all packets.
     pub(super) fn only_pods(&self, rule: &Rule) -> Vec<Rule> {
-        let sources = self.sources.iter();
-        sources.map(|source| source.limit(rule.clone(), Sense::Is)).collect()
+        self.sources
+            .iter()
+            .map(|source| source.limit(rule.clone(), Sense::Is))
+            .collect()
     }
 
     /// Returns the rule that marks packets to a ClusterIP for masquerading if they are not from pods. It is

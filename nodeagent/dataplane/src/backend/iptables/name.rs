@@ -258,8 +258,11 @@ impl ChainName {
 
     /// Parses the name of a chain of IPVS mode, of kube-proxy or kplane; returns `None` for all others.
     pub fn parse_ipvs(name: &str) -> Option<Self> {
-        let mut ours = Self::OF_IPVS.iter().chain([&Self::MARK_NOT_POD]);
-        ours.find(|chain| chain.as_str() == name).copied()
+        Self::OF_IPVS
+            .iter()
+            .chain([&Self::MARK_NOT_POD])
+            .find(|chain| chain.as_str() == name)
+            .copied()
     }
 
     /// Returns the name.

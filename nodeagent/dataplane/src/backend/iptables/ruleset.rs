@@ -177,8 +177,11 @@ impl StagedRules {
 
     /// Returns the number of rules written.
     pub fn rules(&self) -> usize {
-        let written = self.steps.iter().flat_map(|step| &step.write);
-        written.map(|chain| chain.content.rules as usize).sum()
+        self.steps
+            .iter()
+            .flat_map(|step| &step.write)
+            .map(|chain| chain.content.rules as usize)
+            .sum()
     }
 }
 
@@ -348,8 +351,10 @@ impl Ruleset {
         let none = NodePlan::default();
         let constants = constants(&self.settings, self.node.as_ref().unwrap_or(&none));
         let is_any = |id: &ChainId| {
-            let mut any = constants.iter().filter(|constant| constant.rules.is_none());
-            any.any(|constant| (constant.table, constant.name) == *id)
+            constants
+                .iter()
+                .filter(|constant| constant.rules.is_none())
+                .any(|constant| (constant.table, constant.name) == *id)
         };
         let mut differences: Vec<String> = Vec::new();
         for (id @ (table, name), held) in &self.chains {
@@ -399,7 +404,10 @@ impl Ruleset {
 
     /// Returns the number of rules in a table.
     pub fn rules_in(&self, table: TableName) -> u64 {
-        let of_table = self.chains.iter().filter(|((t, _), _)| *t == table);
-        of_table.map(|(_, held)| u64::from(held.content.rules)).sum()
+        self.chains
+            .iter()
+            .filter(|((t, _), _)| *t == table)
+            .map(|(_, held)| u64::from(held.content.rules))
+            .sum()
     }
 }

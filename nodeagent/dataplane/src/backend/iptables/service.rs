@@ -28,8 +28,7 @@ impl<'a> Writer<'a> {
             TrafficPolicy::Cluster => Some(&frontend.endpoints),
             TrafficPolicy::Local => frontend.inside.as_ref(),
         });
-        let mut local = plan.frontends.iter();
-        let local = local.find(|frontend| frontend.policy == TrafficPolicy::Local);
+        let local = plan.frontends.iter().find(|frontend| frontend.policy == TrafficPolicy::Local);
         Self {
             plan,
             pods,
@@ -202,8 +201,11 @@ impl<'a> Writer<'a> {
 
     /// Returns the rules for packets to external destinations (A15, A16).
     fn external(&self) -> Option<Vec<Rule>> {
-        let mut external = self.plan.frontends.iter();
-        let external = external.find(|frontend| frontend.origin != Origin::ClusterIp)?;
+        let external = self
+            .plan
+            .frontends
+            .iter()
+            .find(|frontend| frontend.origin != Origin::ClusterIp)?;
         if !has_endpoints(external) {
             return None;
         }
@@ -235,8 +237,8 @@ impl<'a> Writer<'a> {
 
     /// Returns the rules for packets to a load balancer's address that only some sources may use (A8, A9).
     fn firewall(&self) -> Option<Vec<Rule>> {
-        let mut frontends = self.plan.frontends.iter();
-        let restricted = frontends.find(|frontend| self.is_restricted(frontend))?;
+        let restricted =
+            self.plan.frontends.iter().find(|frontend| self.is_restricted(frontend))?;
         let allow = |range: &Cidr| {
             Rule::jump(self.name(ServiceChain::External))
                 .source(Sense::Is, *range)
@@ -268,8 +270,10 @@ impl<'a> Writer<'a> {
 pub(super) fn endpoints(plan: &ServicePlan) -> usize {
     let frontends = plan.frontends.iter();
     let inside = |frontend: &Frontend| frontend.inside.as_ref().map_or(0, Vec::len);
-    let counts = frontends.map(|frontend| frontend.endpoints.len().max(inside(frontend)));
-    counts.max().unwrap_or(0)
+    frontends
+        .map(|frontend| frontend.endpoints.len().max(inside(frontend)))
+        .max()
+        .unwrap_or(0)
 }
 
 /// Returns the entry that lets requests for a Service's health pass (A26).

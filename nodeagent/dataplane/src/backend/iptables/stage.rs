@@ -205,8 +205,9 @@ impl<'a> Staging<'a> {
         };
         let filter = || List::ALL.into_iter().filter(|list| list.table() == TableName::Filter);
         let has = |goes: bool| {
-            let mut entries = filter().flat_map(|list| lists[list as usize].values());
-            entries.any(|entry| entry.is_none() == goes)
+            filter()
+                .flat_map(|list| lists[list as usize].values())
+                .any(|entry| entry.is_none() == goes)
         };
         let (loses, gains) = (has(true), has(false));
         let nat = self.nat(&before, &lists);
@@ -345,8 +346,13 @@ impl<'a> Staging<'a> {
         if !self.after.complete {
             return;
         }
-        let unwanted = self.ruleset.chains.keys().filter(|id| !self.wanted.contains(id));
-        let unwanted: Vec<ChainId> = unwanted.copied().collect();
+        let unwanted: Vec<ChainId> = self
+            .ruleset
+            .chains
+            .keys()
+            .filter(|id| !self.wanted.contains(id))
+            .copied()
+            .collect();
         for (table, name) in unwanted {
             // This is the last step of a table, after which nothing jumps to the chain.
             if let Some(step) = steps.iter_mut().rfind(|step| step.table == table) {
@@ -407,6 +413,8 @@ impl<'a> Staging<'a> {
 
 /// Returns only the additions and changes.
 fn without_losses(over: &Overlay) -> Overlay {
-    let kept = over.iter().filter(|(_, entry)| entry.is_some());
-    kept.map(|(point, entry)| (*point, entry.clone())).collect()
+    over.iter()
+        .filter(|(_, entry)| entry.is_some())
+        .map(|(point, entry)| (*point, entry.clone()))
+        .collect()
 }

@@ -434,7 +434,9 @@ pub fn plain_name(family: Family) -> &'static str {
 
 fn on_path(program: &str) -> Option<PathBuf> {
     let path = env::var_os("PATH").unwrap_or_default();
-    let folders = env::split_paths(&path).chain(FOLDERS.map(PathBuf::from));
-    let mut files = folders.filter(|f| f.is_absolute()).map(|f| f.join(program));
-    files.find(|file| file.is_file())
+    env::split_paths(&path)
+        .chain(FOLDERS.map(PathBuf::from))
+        .filter(|f| f.is_absolute())
+        .map(|f| f.join(program))
+        .find(|file| file.is_file())
 }

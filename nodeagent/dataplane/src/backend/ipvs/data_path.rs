@@ -202,8 +202,8 @@ impl<K: Kernel> IpvsDataPath<K> {
                 continue;
             }
             let none = HashSet::new();
-            let capacity = self.kernel.grow(set, held.unwrap_or(&none), needed);
-            let capacity = capacity.map_err(interrupted)?;
+            let capacity =
+                self.kernel.grow(set, held.unwrap_or(&none), needed).map_err(interrupted)?;
             tracing::info!(set = set.name(self.family), capacity, "an IP set has grown");
             self.capacities.insert(set, capacity);
         }
@@ -295,9 +295,11 @@ impl<K: Kernel> IpvsDataPath<K> {
         ops.retain(|op| !self.refused.contains(op));
         let refused = all > ops.len();
         let steps = rules::compare(&self.shape(state), &self.rules.found);
-        let first = ops.iter().next();
-        let first = first.map(|op| format!("{} differs", described(op)));
-        let first = first.or_else(|| steps.describe());
+        let first = ops
+            .iter()
+            .next()
+            .map(|op| format!("{} differs", described(op)))
+            .or_else(|| steps.describe());
         let what = first.map(|first| match ops.len() + steps.len() {
             1 => first,
             count => format!("{first}, and {} more", count - 1),

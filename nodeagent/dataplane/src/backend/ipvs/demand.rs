@@ -104,8 +104,10 @@ impl Demand {
             (SetId::LoopBack, entry)
         });
         demand.entries.extend(loops);
-        let health = plan.health_check_node_port.map(Entry::Port);
-        let health = health.map(|entry| (SetId::HealthCheckNodePort, entry));
+        let health = plan
+            .health_check_node_port
+            .map(Entry::Port)
+            .map(|entry| (SetId::HealthCheckNodePort, entry));
         demand.entries.extend(health);
         let mut seen = HashSet::new();
         demand.entries.retain(|entry| seen.insert(*entry));

@@ -55,8 +55,9 @@ pub(crate) fn servers() -> Result<Vec<ServerKey>, NetlinkError> {
 /// Returns the addresses of kplane's device.
 fn addresses(links: &mut Links, family: Family) -> Result<HashSet<IpAddr>, NetlinkError> {
     let link = link_index(LINK);
-    let all = links.addresses(family)?.into_iter();
-    Ok(all
+    Ok(links
+        .addresses(family)?
+        .into_iter()
         .filter(|address| Some(address.link) == link)
         .map(|address| address.ip)
         .collect())
@@ -69,8 +70,10 @@ fn addresses(links: &mut Links, family: Family) -> Result<HashSet<IpAddr>, Netli
 pub(crate) fn remove(servers: &[ServerKey]) -> Result<(), NetlinkError> {
     let commands: Vec<Command> = servers.iter().copied().map(Command::DeleteServer).collect();
     let (refused, _) = Ipvs::open()?.perform(&commands)?;
-    let left = refused.into_iter().find(|r| r.errno != Errno::ESRCH);
-    left.map_or(Ok(()), |refusal| Err(refusal.into_error(&[])))
+    refused
+        .into_iter()
+        .find(|r| r.errno != Errno::ESRCH)
+        .map_or(Ok(()), |refusal| Err(refusal.into_error(&[])))
 }
 
 /// The virtual servers and addresses that are still needed.
@@ -106,8 +109,8 @@ pub(crate) fn drain(servers: &[ServerKey], spare: [bool; 2]) -> Result<InUse, Ne
         // A missing object is no failure. The next call notices what failed.
         ipvs.perform(&step.commands)?;
         in_use.connections += step.connections;
-        let free = addresses.iter().filter(|ip| !step.needed.contains(ip));
-        let free: Vec<IpAddr> = free.copied().collect();
+        let free: Vec<IpAddr> =
+            addresses.iter().filter(|ip| !step.needed.contains(ip)).copied().collect();
         let held = release(&mut links, family, &free, spare)?;
         in_use.addresses += addresses.len() - free.len() + held;
     }

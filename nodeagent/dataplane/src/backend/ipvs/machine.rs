@@ -244,15 +244,17 @@ impl Machine {
             })
             .collect();
         let (refused, bytes) = self.links.perform(self.link, &changes)?;
-        let wrong = refused.into_iter().filter(|refusal| {
-            let added = changes.get(refusal.index).is_some_and(|(add, _)| *add);
-            let already = [Errno::EADDRNOTAVAIL, Errno::EEXIST][usize::from(added)];
-            refusal.errno != already
-        });
-        let wrong = wrong.map(|refusal| RefusedOp {
-            index: refusal.index,
-            reason: reported(LINK, &refusal, refusal.code),
-        });
+        let wrong = refused
+            .into_iter()
+            .filter(|refusal| {
+                let added = changes.get(refusal.index).is_some_and(|(add, _)| *add);
+                let already = [Errno::EADDRNOTAVAIL, Errno::EEXIST][usize::from(added)];
+                refusal.errno != already
+            })
+            .map(|refusal| RefusedOp {
+                index: refusal.index,
+                reason: reported(LINK, &refusal, refusal.code),
+            });
         Ok((wrong.collect(), bytes))
     }
 }

@@ -241,8 +241,7 @@ impl RuleFacts {
                 .source(Sense::Is, Cidr::single(key.ip))
                 .when(Match::Virtual(*key))
         };
-        let possible = self.denied.iter().filter(|_| !self.lacks.ipvs);
-        possible.map(rule).collect()
+        self.denied.iter().filter(|_| !self.lacks.ipvs).map(rule).collect()
     }
 }
 

@@ -252,16 +252,18 @@ impl IpvsState {
             let held = self.held_entries.get(set);
             held.is_some_and(|entries| entries.contains(entry))
         };
-        let held = self.held_entries.iter();
-        let held = held.flat_map(|(set, entries)| entries.iter().map(|entry| (*set, *entry)));
+        let held = self
+            .held_entries
+            .iter()
+            .flat_map(|(set, entries)| entries.iter().map(|entry| (*set, *entry)));
         let entries = self.entries.keys().copied();
-        let wanted = self.claims.iter();
-        let wrong = wanted.filter(|(key, claim)| self.held.get(key).is_none_or(|h| !claim.is(h)));
+        let wrong = self
+            .claims
+            .iter()
+            .filter(|(key, claim)| self.held.get(key).is_none_or(|h| !claim.is(h)));
         let gone = self.held.keys().filter(|key| !self.claims.contains_key(key));
-        let bound = self.addresses.keys();
-        let unbound = bound.filter(|ip| !self.held_addresses.contains(ip));
-        let left = self.held_addresses.iter();
-        let left = left.filter(|ip| !self.addresses.contains_key(ip));
+        let unbound = self.addresses.keys().filter(|ip| !self.held_addresses.contains(ip));
+        let left = self.held_addresses.iter().filter(|ip| !self.addresses.contains_key(ip));
         let dirty = Dirty {
             servers: wrong.map(|(key, _)| key).chain(gone).copied().collect(),
             entries: entries
@@ -278,8 +280,7 @@ impl IpvsState {
         let (mut early, mut late) = (Vec::new(), Vec::new());
         let mut gone = Vec::new();
         for id @ (set, entry) in &dirty.entries {
-            let held = self.held_entries.get(set);
-            let held = held.is_some_and(|entries| entries.contains(entry));
+            let held = self.held_entries.get(set).is_some_and(|entries| entries.contains(entry));
             match (self.entries.contains_key(id), held) {
                 (true, false) if set.is_exemption() => late.push(Op::Entry(*set, *entry, true)),
                 (true, false) => early.push(Op::Entry(*set, *entry, true)),
@@ -321,8 +322,8 @@ impl IpvsState {
             }
             (Some(claim), None) => {
                 ops.ready.push(ipvs(Command::AddServer(key, claim.mode)));
-                let reals = claim.reals.iter();
-                let reals = reals.map(|real| ipvs(Command::AddReal(key, *real, SERVES)));
+                let reals =
+                    claim.reals.iter().map(|real| ipvs(Command::AddReal(key, *real, SERVES)));
                 ops.ready.extend(reals);
                 return;
             }
@@ -431,8 +432,11 @@ impl IpvsState {
             let drains = claim.is_some_and(|claim| claim.drains(real.at, Some(real.weight)));
             drains && real.active + real.inactive == 0
         };
-        let idle = reals.iter().filter(idle);
-        idle.map(|real| Op::Ipvs(Command::DeleteReal(real.server, real.at))).collect()
+        reals
+            .iter()
+            .filter(idle)
+            .map(|real| Op::Ipvs(Command::DeleteReal(real.server, real.at)))
+            .collect()
     }
 
     /// Returns the number of entries that a set must have, and the entries that it has.

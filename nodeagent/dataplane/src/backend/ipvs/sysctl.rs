@@ -30,8 +30,12 @@ pub(super) fn apply(settings: &IpvsSettings) -> Vec<String> {
     let release = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
     let reuse = version(&release).is_some_and(|version| version < REUSE_FIXED);
     let strict = STRICT_ARP.iter().filter(|_| settings.strict_arp);
-    let wanted = ALWAYS.iter().chain(reuse.then_some(&REUSE)).chain(strict);
-    wanted.filter_map(|(file, value)| ensure(file, value).err()).collect()
+    ALWAYS
+        .iter()
+        .chain(reuse.then_some(&REUSE))
+        .chain(strict)
+        .filter_map(|(file, value)| ensure(file, value).err())
+        .collect()
 }
 
 fn ensure(file: &str, value: &str) -> Result<(), String> {

@@ -317,8 +317,7 @@ impl TableAccess for KernelTable {
         // The kernel executes the operations in order: a key is deleted before it is added again.
         let deleted = groups.iter().flat_map(|ops| &ops.delete);
         push_elements(&mut batch, family, ElementOp::Delete, deleted);
-        let objects = groups.iter().flat_map(|ops| &ops.groups).copied();
-        let objects: Vec<GroupOp> = objects.collect();
+        let objects: Vec<GroupOp> = groups.iter().flat_map(|ops| &ops.groups).copied().collect();
         push_groups(&mut batch, family, layout.settings(), &objects);
         let added = groups.iter().flat_map(|ops| &ops.add);
         push_elements(&mut batch, family, ElementOp::Add, added);
@@ -362,10 +361,8 @@ mod tests {
         in_netns(|| {
             let namespace = Namespace::open().unwrap();
             let script = format!("add table ip {POLICY_TABLE}");
-            let is_in_doubt = || {
-                let kinds = TableKind::ALL.into_iter();
-                kinds.flat_map(|kind| namespace.drifted(kind)).all(|m| m)
-            };
+            let is_in_doubt =
+                || TableKind::ALL.into_iter().flat_map(|kind| namespace.drifted(kind)).all(|m| m);
             for changes in [false, true] {
                 let mut netlink = namespace.lock();
                 assert!(netlink.pause().is_some());

@@ -61,30 +61,33 @@ pub(super) fn read(
             }
         }
     }
-    let clients = found.into_iter().map(|(client, parts)| Client {
-        ip: client,
-        endpoint: match parts {
-            (Some(ip), Some(port)) => Remembered::Whole(EndpointAddr { ip, port }),
-            (None, Some(_)) => Remembered::Part(GroupPart::Ports),
-            (_, None) => Remembered::Part(GroupPart::Clients),
-        },
-    });
-    Ok(clients.collect())
+    Ok(found
+        .into_iter()
+        .map(|(client, parts)| Client {
+            ip: client,
+            endpoint: match parts {
+                (Some(ip), Some(port)) => Remembered::Whole(EndpointAddr { ip, port }),
+                (None, Some(_)) => Remembered::Part(GroupPart::Ports),
+                (_, None) => Remembered::Part(GroupPart::Clients),
+            },
+        })
+        .collect())
 }
 
 /// Returns client and data of each element. Elements that cannot be decoded are skipped.
 fn entries(dump: &[u8], family: Family) -> impl Iterator<Item = (IpAddr, &[u8])> {
-    let messages = Messages(dump).filter(|m| m.kind == msg::NEWSETELEM);
-    let lists = messages.filter_map(|m| m.attributes().get(NFTA_SET_ELEM_LIST_ELEMENTS));
-    let entries = lists.flat_map(Attribute::children);
-    entries.filter_map(move |entry| {
-        let value = |kind| {
-            let value: Attributes<'_> = entry.children().get(kind)?.children();
-            Some(value.get(NFTA_DATA_VALUE)?.payload)
-        };
-        let client = ip_of(value(NFTA_SET_ELEM_KEY)?, family)?;
-        Some((client, value(NFTA_SET_ELEM_DATA)?))
-    })
+    Messages(dump)
+        .filter(|m| m.kind == msg::NEWSETELEM)
+        .filter_map(|m| m.attributes().get(NFTA_SET_ELEM_LIST_ELEMENTS))
+        .flat_map(Attribute::children)
+        .filter_map(move |entry| {
+            let value = |kind| {
+                let value: Attributes<'_> = entry.children().get(kind)?.children();
+                Some(value.get(NFTA_DATA_VALUE)?.payload)
+            };
+            let client = ip_of(value(NFTA_SET_ELEM_KEY)?, family)?;
+            Some((client, value(NFTA_SET_ELEM_DATA)?))
+        })
 }
 
 pub(super) fn ip_of(bytes: &[u8], family: Family) -> Option<IpAddr> {

@@ -49,6 +49,5 @@ impl Field {
 /// Returns the length of a key of these fields in bytes. Each field is padded to a multiple of four bytes, a
 /// register.
 pub(super) fn key_len(fields: &[Field], family: Family) -> usize {
-    let padded = fields.iter().map(|f| f.len(family).next_multiple_of(4));
-    padded.sum()
+    fields.iter().map(|f| f.len(family).next_multiple_of(4)).sum()
 }

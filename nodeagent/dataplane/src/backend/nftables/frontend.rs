@@ -77,8 +77,10 @@ fn place(before: &[EndpointAddr], wanted: &[EndpointAddr]) -> Vec<EndpointAddr> 
     kept.sort_unstable();
     let mut others = wanted.iter().filter(|endpoint| kept.binary_search(endpoint).is_err());
     // There are as many gaps as remaining endpoints: both are `wanted` without `kept`.
-    let filled = placed.into_iter().filter_map(|slot| slot.or_else(|| others.next().copied()));
-    filled.collect()
+    placed
+        .into_iter()
+        .filter_map(|slot| slot.or_else(|| others.next().copied()))
+        .collect()
 }
 
 /// Element operations: all of `delete` come before all of `add`.
@@ -242,12 +244,14 @@ impl FrontendKeys {
             Some(_) => (remember, Data::Split(sticky.group)),
         });
         let key = self.key;
-        let members = [outside, inside_pick, keep].into_iter().flatten();
-        members.map(move |(set, data)| Element {
-            set,
-            key,
-            data: Some(data),
-        })
+        [outside, inside_pick, keep]
+            .into_iter()
+            .flatten()
+            .map(move |(set, data)| Element {
+                set,
+                key,
+                data: Some(data),
+            })
     }
 
     fn diff_slots(

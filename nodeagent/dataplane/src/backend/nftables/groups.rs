@@ -129,10 +129,8 @@ impl StagedGroups {
             return;
         };
         let inside = plan.frontends.iter().find_map(|f| f.inside.as_ref());
-        let of_policy = |policy| {
-            let mut frontends = plan.frontends.iter();
-            frontends.find(|f| f.policy == policy).map(|f| &f.endpoints)
-        };
+        let of_policy =
+            |policy| plan.frontends.iter().find(|f| f.policy == policy).map(|f| &f.endpoints);
         let cluster = of_policy(TrafficPolicy::Cluster).or(inside);
         let local = of_policy(TrafficPolicy::Local);
         for (scope, ours, others) in [

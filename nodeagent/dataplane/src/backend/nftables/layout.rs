@@ -426,10 +426,11 @@ fn unallocated() -> Chain {
 /// Returns the chain for packets to loopback addresses, on which the table serves no node port. What the agent's proxy
 /// serves there has another destination by now, and does not come here.
 fn loopback_nodeports() -> Chain {
-    let all = [Set::Nodeports, Set::RejectNodeports, Set::DropNodeports];
-    all.into_iter().fold(Chain::new("loopback-nodeports"), |chain, set| {
-        chain.rule([In(set), Goto("refuse-on-loopback")])
-    })
+    [Set::Nodeports, Set::RejectNodeports, Set::DropNodeports]
+        .into_iter()
+        .fold(Chain::new("loopback-nodeports"), |chain, set| {
+            chain.rule([In(set), Goto("refuse-on-loopback")])
+        })
 }
 
 fn refuse_on_loopback() -> Chain {

@@ -27,8 +27,8 @@ impl LoopbackCounts {
         };
         for family in Family::ALL {
             for protocol in Protocol::ALL {
-                let packets = counter(&mut socket, family, (TABLE, counter_name(protocol)));
-                let packets = packets.ok().flatten();
+                let packets =
+                    counter(&mut socket, family, (TABLE, counter_name(protocol))).ok().flatten();
                 counts.refused.extend(packets.map(|packets| (family, protocol, packets)));
             }
             counts.served[family as usize] = served(&mut socket, family).unwrap_or_default();

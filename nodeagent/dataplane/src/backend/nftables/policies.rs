@@ -85,8 +85,8 @@ impl PolicyTables {
                 namespace.clone()
             }
             PolicyAccess::Own(closed) => {
-                let opened = Namespace::open();
-                let opened = opened.map_err(|problem| error(StepError::read(problem)))?;
+                let opened =
+                    Namespace::open().map_err(|problem| error(StepError::read(problem)))?;
                 self.generation += 1;
                 closed.insert(opened).clone()
             }

@@ -64,8 +64,10 @@ pub fn can_log() -> bool {
     };
     // Whatever else is wrong, the table itself will say so.
     try_out(layout).is_none_or(|rejections| {
-        let mut refused = rejections.iter().filter_map(refused_expression);
-        refused.all(|expression| expression != "log")
+        rejections
+            .iter()
+            .filter_map(refused_expression)
+            .all(|expression| expression != "log")
     })
 }
 
@@ -128,10 +130,13 @@ fn describe(rejections: &[&Rejection]) -> String {
     });
     let expressions: BTreeSet<String> = named.collect();
     // If a chain is refused, each of its rules fails too, without an expression as the cause.
-    let others = rejections.iter().filter(|rejection| {
-        refused_expression(rejection).is_none() && !rejection.what.action.starts_with("add rule")
-    });
-    let others = others.map(|rejection| format!("{} ({})", rejection.what, rejection.errno));
+    let others = rejections
+        .iter()
+        .filter(|rejection| {
+            refused_expression(rejection).is_none()
+                && !rejection.what.action.starts_with("add rule")
+        })
+        .map(|rejection| format!("{} ({})", rejection.what, rejection.errno));
     let mut missing: Vec<String> = expressions.into_iter().chain(others).collect();
     if missing.is_empty() {
         let first = rejections.iter().take(1);

@@ -240,13 +240,15 @@ impl<'a> Structure<'a> {
 
     /// Returns the groups of session affinity, as the comments of their rules describe them.
     fn groups(&self) -> Vec<Group> {
-        let keeps = self.chains.keys().filter_map(|chain| {
-            let id = AffinityId::from_name(chain, GroupPart::Keep)?;
-            let rule = self.rules.get(chain)?.first()?;
-            let comment = userdata::comment_of(rule.get(NFTA_RULE_USERDATA)?.payload)?;
-            Group::from_comment(id, comment)
-        });
-        keeps.collect()
+        self.chains
+            .keys()
+            .filter_map(|chain| {
+                let id = AffinityId::from_name(chain, GroupPart::Keep)?;
+                let rule = self.rules.get(chain)?.first()?;
+                let comment = userdata::comment_of(rule.get(NFTA_RULE_USERDATA)?.payload)?;
+                Group::from_comment(id, comment)
+            })
+            .collect()
     }
 
     /// Returns the first difference of `actual` from this structure.

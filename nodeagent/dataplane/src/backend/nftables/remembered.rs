@@ -215,8 +215,9 @@ fn decode(element: Attribute<'_>, family: Family, map: GroupPart) -> Option<MapE
             data.get(4..).and_then(port_of),
         ),
     };
-    let expires = attributes.get(NFTA_SET_ELEM_EXPIRATION);
-    let expires = expires.and_then(|ms| ms.payload.try_into().ok().map(u64::from_be_bytes));
+    let expires = attributes
+        .get(NFTA_SET_ELEM_EXPIRATION)
+        .and_then(|ms| ms.payload.try_into().ok().map(u64::from_be_bytes));
     Some(MapElement {
         client: ip_of(value(NFTA_SET_ELEM_KEY)?, family)?,
         ip,

@@ -225,8 +225,7 @@ pub(crate) fn everything(table: &impl Contents, capacity: usize) -> Vec<Vec<Ops>
     };
     let elements = table.by_set();
     let closing = if elements.len() > capacity { table.closing() } else { Vec::new() };
-    let parts = closing.chunks(TOGETHER).chain(elements.chunks(TOGETHER));
-    let parts = parts.map(|part| Ops {
+    let parts = closing.chunks(TOGETHER).chain(elements.chunks(TOGETHER)).map(|part| Ops {
         add: part.to_vec(),
         ..Ops::default()
     });

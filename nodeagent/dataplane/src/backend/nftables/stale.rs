@@ -35,8 +35,8 @@ impl Turns {
     pub(super) fn next(&mut self, all: &BTreeSet<AffinityId>) -> BTreeSet<AffinityId> {
         let behind = |group: &&AffinityId| self.last.is_none_or(|last| **group > last);
         let first = all.iter().filter(behind);
-        let groups = first.chain(all).take(AT_A_CHECK.min(all.len()));
-        let mut groups: Vec<_> = groups.copied().collect();
+        let mut groups: Vec<_> =
+            first.chain(all).take(AT_A_CHECK.min(all.len())).copied().collect();
         self.last = groups.last().copied();
         groups.extend(std::mem::take(&mut self.failed).intersection(all));
         groups.into_iter().collect()

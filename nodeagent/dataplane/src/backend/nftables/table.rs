@@ -228,9 +228,12 @@ impl<T: Copy + Eq + Hash> Counted<T> {
         }
         if complete {
             // These objects were found in the kernel, and no ServicePort needs them.
-            let unclaimed =
-                self.0.iter().filter(|(key, count)| **count == 0 && !after.contains_key(key));
-            let unclaimed: Vec<T> = unclaimed.map(|(key, _)| *key).collect();
+            let unclaimed: Vec<T> = self
+                .0
+                .iter()
+                .filter(|(key, count)| **count == 0 && !after.contains_key(key))
+                .map(|(key, _)| *key)
+                .collect();
             for key in unclaimed {
                 ops.delete.push(element(key));
                 after.insert(key, 0);
@@ -364,8 +367,7 @@ impl TableStaging<'_> {
             .iter()
             .map(|(at, after)| diff(*at, table.frontends.get(at), after.as_ref()));
         let change = table.affinity.change(&self.staged.affinity);
-        let groups = change.before.into_iter().chain([first]).chain(frontends);
-        let groups = groups.chain(change.after);
+        let groups = change.before.into_iter().chain([first]).chain(frontends).chain(change.after);
         self.staged.groups = groups.filter(|ops| ops.len() > 0).collect();
         self.staged.stale = change.stale;
         self.staged.cluster_ips = cluster_ips;
@@ -414,8 +416,10 @@ fn diff_node(before: &NodePlan, after: &NodePlan) -> Ops {
     for (set, old) in node_sets(before) {
         let new = after[&set];
         let lacking = |a: &[Cidr], b: &[Cidr]| -> Vec<Element> {
-            let only = a.iter().filter(|range| !b.contains(range));
-            only.map(|range| range_element(set, *range)).collect()
+            a.iter()
+                .filter(|range| !b.contains(range))
+                .map(|range| range_element(set, *range))
+                .collect()
         };
         ops.delete.extend(lacking(old, new));
         ops.add.extend(lacking(new, old));

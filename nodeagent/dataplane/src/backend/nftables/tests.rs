@@ -32,8 +32,7 @@ fn cidrs(family: Family) -> impl Strategy<Value = Cidr> {
 
 /// An element of any set but the plain sets of ranges, where elements depend on one another.
 fn elements(family: Family) -> impl Strategy<Value = Element> {
-    let sets = all_sets().into_iter();
-    let sets: Vec<Set> = sets.filter(|set| !is_plain_ranges(*set)).collect();
+    let sets: Vec<Set> = all_sets().into_iter().filter(|set| !is_plain_ranges(*set)).collect();
     let parts = (
         proptest::sample::select(sets),
         (ips(family), ips(family), cidrs(family)),
@@ -78,8 +77,7 @@ fn elements(family: Family) -> impl Strategy<Value = Element> {
 }
 
 fn all_sets() -> Vec<Set> {
-    let tables = TableKind::ALL.into_iter();
-    tables.flat_map(Set::all_of).collect()
+    TableKind::ALL.into_iter().flat_map(Set::all_of).collect()
 }
 
 fn is_plain_ranges(set: Set) -> bool {

@@ -103,8 +103,8 @@ fn phases(groups: &[Ops]) -> Vec<Cow<'_, [Ops]>> {
         after.delete.extend(ops.delete.extract_if(.., goes));
     }
     main.retain(|ops| ops.len() > 0);
-    let phases = [vec![before], main, vec![after]].into_iter();
-    phases
+    [vec![before], main, vec![after]]
+        .into_iter()
         .filter(|groups| groups.iter().any(|ops| ops.len() > 0))
         .map(Cow::Owned)
         .collect()

@@ -224,10 +224,8 @@ impl Ledger {
 /// Returns the table if a message is about one of kplane's.
 fn table_of_ours(message: Message<'_>) -> Option<OneTable> {
     let table = message.attributes().get(TABLE_OF_ANY).and_then(Attribute::as_str);
-    let mut families = Family::ALL.into_iter();
-    let family = families.find(|family| nfproto(*family) == message.family())?;
-    let mut kinds = TableKind::ALL.into_iter();
-    let kind = kinds.find(|kind| table == Some(kind.name()))?;
+    let family = Family::ALL.into_iter().find(|family| nfproto(*family) == message.family())?;
+    let kind = TableKind::ALL.into_iter().find(|kind| table == Some(kind.name()))?;
     Some((kind, family))
 }
 

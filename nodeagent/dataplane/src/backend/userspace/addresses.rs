@@ -28,8 +28,8 @@ impl Addresses {
         // There are fewer Services than addresses.
         let address = (0..=BITS)
             .map(|step| Ipv4Addr::from(BASE | (first + step) & BITS))
-            .find(|address| !self.taken.contains(address));
-        let address = address.unwrap_or(Ipv4Addr::LOCALHOST);
+            .find(|address| !self.taken.contains(address))
+            .unwrap_or(Ipv4Addr::LOCALHOST);
         self.of.insert(service.clone(), (address, 0));
         self.taken.insert(address);
         address

@@ -44,8 +44,7 @@ impl Capture {
         alive: Alive,
     ) -> Result<Self, String> {
         needs_mark(settings.own_mark)?;
-        let table = CaptureTable::create(family, settings);
-        let table = table.map_err(|error| {
+        let table = CaptureTable::create(family, settings).map_err(|error| {
             if error.is_missing() {
                 format!("{NEEDS}: {}", chain(&error))
             } else {

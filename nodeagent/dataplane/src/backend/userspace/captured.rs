@@ -170,21 +170,22 @@ impl Captured {
     }
 
     fn is_captured(&self, plan: &ServicePlan, node: &NodePlan) -> bool {
-        let mut frontends = self.wanted(plan, node).into_iter().flatten();
-        frontends.any(|place| matches!(place, CapturedFrontend::Of(_)))
+        self.wanted(plan, node)
+            .into_iter()
+            .flatten()
+            .any(|place| matches!(place, CapturedFrontend::Of(_)))
     }
 
     /// Returns the ServicePorts of a change that ask for the proxy, and have endpoints to which it must not connect.
     fn refusals(&self, change: Change<'_>) -> Vec<Failure> {
-        let refused = change.services.iter().filter_map(|(key, plan)| {
+        change.services.iter().filter_map(|(key, plan)| {
             let plan = plan.as_ref().filter(|plan| plan.proxied.is_some())?;
             let endpoint = self.refused.endpoint(plan)?;
             Some(Failure::degraded(key, format!(
                     "the kernel serves it instead of the userspace proxy: its endpoint {endpoint} is not one to which the \
                      proxy may connect with this node's rights (--userspace-endpoints)"
                 )))
-        });
-        refused.collect()
+        }).collect()
     }
 
     /// Opens the way, if the proxy starts with the first Service that asks for it.
@@ -245,8 +246,12 @@ impl Captured {
             let gone = self.frontends.keys().filter(|key| !named.contains(key));
             wanted.extend(gone.map(|key| (key.clone(), Fate::Gone)));
         }
-        let before = wanted.iter().filter_map(|(key, _)| self.frontends.get(key));
-        let before: HashSet<CapturedFrontend> = before.flatten().copied().collect();
+        let before: HashSet<CapturedFrontend> = wanted
+            .iter()
+            .filter_map(|(key, _)| self.frontends.get(key))
+            .flatten()
+            .copied()
+            .collect();
         let after = places_of(&wanted, |_| true);
         Staged {
             delete: before.difference(&after).copied().collect(),
@@ -316,8 +321,7 @@ impl Captured {
     /// change, or as ServicePorts change.
     fn give_up(&mut self) -> Option<String> {
         self.frontends.clear();
-        let cleared = self.way.as_mut().map(|way| way.capture.clear());
-        cleared?.err()
+        self.way.as_mut().map(|way| way.capture.clear())?.err()
     }
 
     /// Reports the ServicePorts of a change that the kernel serves though the proxy should.

@@ -22,8 +22,11 @@ pub(super) fn captured(plan: &ServicePlan, by_interface: bool) -> Vec<CapturedFr
     if !is_relayed(plan.key.protocol) || is_sticky && !has_all() {
         return Vec::new();
     }
-    let served = plan.frontends.iter().filter(for_all);
-    served.map(|frontend| CapturedFrontend::Of(frontend.at)).collect()
+    plan.frontends
+        .iter()
+        .filter(for_all)
+        .map(|frontend| CapturedFrontend::Of(frontend.at))
+        .collect()
 }
 
 /// Returns the addresses with node ports.

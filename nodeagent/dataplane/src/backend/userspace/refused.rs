@@ -45,12 +45,13 @@ impl Refused {
         if self.allowed == ProxyEndpoints::Any {
             return None;
         }
-        let lists = plan
-            .frontends
+        plan.frontends
             .iter()
-            .flat_map(|frontend| [Some(&frontend.endpoints), frontend.inside.as_ref()]);
-        let mut all = lists.flatten().flatten();
-        all.find(|endpoint| self.is_refused(endpoint.ip)).copied()
+            .flat_map(|frontend| [Some(&frontend.endpoints), frontend.inside.as_ref()])
+            .flatten()
+            .flatten()
+            .find(|endpoint| self.is_refused(endpoint.ip))
+            .copied()
     }
 
     fn is_refused(&self, ip: IpAddr) -> bool {

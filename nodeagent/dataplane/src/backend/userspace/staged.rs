@@ -31,12 +31,16 @@ pub(super) fn places_of(
     wanted: &[(ServiceKey, Fate)],
     mut of: impl FnMut(&ServiceKey) -> bool,
 ) -> HashSet<CapturedFrontend> {
-    let some = wanted.iter().filter(|(key, _)| of(key));
-    let frontends = some.filter_map(|(_, fate)| match fate {
-        Fate::Proxy(frontends) => Some(frontends),
-        Fate::Kernel | Fate::Gone => None,
-    });
-    frontends.flatten().copied().collect()
+    wanted
+        .iter()
+        .filter(|(key, _)| of(key))
+        .filter_map(|(_, fate)| match fate {
+            Fate::Proxy(frontends) => Some(frontends),
+            Fate::Kernel | Fate::Gone => None,
+        })
+        .flatten()
+        .copied()
+        .collect()
 }
 
 impl Staged {
@@ -55,8 +59,11 @@ impl Staged {
 
 /// Returns the ServicePorts that the kernel's backend does not serve.
 pub(super) fn failed(failures: &[Failure]) -> HashSet<&ServiceKey> {
-    let failed = failures.iter().filter(|failure| !failure.degraded);
-    failed.map(|failure| &failure.key).collect()
+    failures
+        .iter()
+        .filter(|failure| !failure.degraded)
+        .map(|failure| &failure.key)
+        .collect()
 }
 
 /// The ServicePorts of a change as the kernel gets them. Where the proxy remembers clients, the kernel must not: it would

@@ -28,8 +28,7 @@ pub(super) fn answering(ports: Ports) -> Option<CompetingProxy> {
     let own = own_sockets();
     let mut found = None;
     for file in ["tcp", "tcp6"] {
-        let list = fs::read_to_string(format!("/proc/thread-self/net/{file}"));
-        let list = list.unwrap_or_default();
+        let list = fs::read_to_string(format!("/proc/thread-self/net/{file}")).unwrap_or_default();
         let sockets = list.lines().skip(1).filter_map(listening);
         let others = sockets.filter(|(at, inode)| ports.has(at.port()) && !own.contains(inode));
         for (at, _) in others.take(MAX_ASKED) {
@@ -46,8 +45,12 @@ pub(super) fn answering(ports: Ports) -> Option<CompetingProxy> {
 
 /// Returns the numbers of all sockets of this process.
 fn own_sockets() -> HashSet<String> {
-    let fds = fs::read_dir("/proc/self/fd").into_iter().flatten().flatten();
-    fds.filter_map(|fd| inode(fd.path())).collect()
+    fs::read_dir("/proc/self/fd")
+        .into_iter()
+        .flatten()
+        .flatten()
+        .filter_map(|fd| inode(fd.path()))
+        .collect()
 }
 
 /// Returns address and number of a listening socket, from a line of `/proc/net/tcp` or `tcp6`.

@@ -25,8 +25,7 @@ impl Oracle<'_> {
     pub(super) fn allows(&self, packet: &Packet) -> bool {
         let (source, destination) = (packet.source, packet.destination);
         let is_here = |ip| ranges().iter().any(|range| range.contains(ip));
-        let mut pods = self.world.values();
-        let ranges_are_void = pods.any(|object| match object {
+        let ranges_are_void = self.world.values().any(|object| match object {
             PolicyObject::Pod(pod) => pod.addresses.iter().any(|ip| !is_here(*ip)),
             _ => false,
         });
@@ -109,9 +108,11 @@ impl Oracle<'_> {
                 if let PolicyObject::Decisions(of) = object
                     && Some(of.subject) == pod.tier
                 {
-                    let rows = of.rows.iter();
-                    let rows = rows.filter(|row| (row.direction, row.tier) == (direction, tier));
-                    let mut rows = rows.filter(|row| row.peers.iter().any(|p| Some(*p) == end));
+                    let mut rows = of
+                        .rows
+                        .iter()
+                        .filter(|row| (row.direction, row.tier) == (direction, tier))
+                        .filter(|row| row.peers.iter().any(|p| Some(*p) == end));
                     found.extend(rows.next().map(|row| &row.actions));
                 }
             }
@@ -173,8 +174,8 @@ impl Oracle<'_> {
                     Direction::Ingress => by_group || by_block,
                     Direction::Egress => by_group,
                 };
-                let mut ports = ports.iter();
-                let has = ports.any(|at| at.name == *name && at.protocol == *p && at.port == port);
+                let has =
+                    ports.iter().any(|at| at.name == *name && at.protocol == *p && at.port == port);
                 *p == protocol && meant && has
             }
         })
@@ -185,10 +186,12 @@ impl Oracle<'_> {
         let mut names = vec![id];
         names.extend(class.map(|class| class.parent));
         names.extend(class.map(|_| PeerId::ALL_PODS));
-        let mut groups = self.world.values().filter_map(|object| match object {
-            PolicyObject::Group(group) if peers.groups.contains(&group.group) => Some(group),
-            _ => None,
-        });
-        groups.any(|group| group.members.iter().any(|member| names.contains(member)))
+        self.world
+            .values()
+            .filter_map(|object| match object {
+                PolicyObject::Group(group) if peers.groups.contains(&group.group) => Some(group),
+                _ => None,
+            })
+            .any(|group| group.members.iter().any(|member| names.contains(member)))
     }
 }

@@ -172,8 +172,9 @@ impl Model {
             }
         }
         let outwards = |of: &u32| self.number(PolicySet::Parents, Key::Number(*of));
-        let mut around = std::iter::successors(Some(number), outwards).skip(1);
-        around.any(|number| self.matches(direction, pod, number, packet))
+        std::iter::successors(Some(number), outwards)
+            .skip(1)
+            .any(|number| self.matches(direction, pod, number, packet))
     }
 
     fn matches(&self, direction: Direction, pod: IpAddr, number: u32, packet: &Packet) -> bool {
@@ -202,26 +203,29 @@ pub(super) fn described(content: &Content) -> BTreeSet<String> {
     names.extend(blocks.map(|(blocks, number)| (number, format!("{blocks:?}"))));
     let rows = content.tiers.rows();
     names.extend(rows.map(|(actions, number)| (number, format!("{actions:?}"))));
-    let elements = content.held.all().map(|((set, key), value)| {
-        let key = match key {
-            Key::Number(number) => names[&number].clone(),
-            Key::Grant(pod, number) => format!("{pod} {}", names[&number]),
-            Key::GrantPort(pod, number, protocol, port) => {
-                format!("{pod} {} {protocol} {port}", names[&number])
-            }
-            Key::GrantPorts(pod, number, protocol, first, last) => {
-                format!("{pod} {} {protocol} {first} {last}", names[&number])
-            }
-            Key::Row(number, protocol, first, last) => {
-                format!("{} {protocol} {first} {last}", names[&number])
-            }
-            key => format!("{key:?}"),
-        };
-        let value = value.map(|number| match set {
-            PolicySet::RowAll | PolicySet::RowPorts => number.to_string(),
-            _ => names[&number].clone(),
-        });
-        format!("{set:?} {key} {value:?}")
-    });
-    elements.collect()
+    content
+        .held
+        .all()
+        .map(|((set, key), value)| {
+            let key = match key {
+                Key::Number(number) => names[&number].clone(),
+                Key::Grant(pod, number) => format!("{pod} {}", names[&number]),
+                Key::GrantPort(pod, number, protocol, port) => {
+                    format!("{pod} {} {protocol} {port}", names[&number])
+                }
+                Key::GrantPorts(pod, number, protocol, first, last) => {
+                    format!("{pod} {} {protocol} {first} {last}", names[&number])
+                }
+                Key::Row(number, protocol, first, last) => {
+                    format!("{} {protocol} {first} {last}", names[&number])
+                }
+                key => format!("{key:?}"),
+            };
+            let value = value.map(|number| match set {
+                PolicySet::RowAll | PolicySet::RowPorts => number.to_string(),
+                _ => names[&number].clone(),
+            });
+            format!("{set:?} {key} {value:?}")
+        })
+        .collect()
 }

@@ -201,8 +201,7 @@ impl World {
 
     /// Has a second agent apply everything, and returns its error.
     pub(crate) fn refusal(&self, second: &mut Enforcer) -> String {
-        let objects = self.objects.iter();
-        let objects: Vec<_> = objects.map(|(key, o)| (key.clone(), Some(o))).collect();
+        let objects: Vec<_> = self.objects.iter().map(|(key, o)| (key.clone(), Some(o))).collect();
         let change = PolicyChange {
             objects: &objects,
             complete: true,
@@ -226,9 +225,8 @@ impl World {
         complete: bool,
     ) -> [PolicyApplied; 2] {
         let ns = topology.node("node-1").unwrap().ns();
-        let both =
-            ns.run(|| Ok(Family::ALL.map(|family| apply(enforcer, family, objects, complete))));
-        both.unwrap()
+        ns.run(|| Ok(Family::ALL.map(|family| apply(enforcer, family, objects, complete))))
+            .unwrap()
     }
 
     fn change(&mut self, key: PolicyKey, object: Option<PolicyObject>) -> [PolicyApplied; 2] {

@@ -71,13 +71,15 @@ fn i1_every_flag_sets_its_fields() {
             "10.0.0.7:7",
         ];
         let default = KubeProxyConfiguration::default();
-        let changed = values.iter().find_map(|value| {
-            let flags = parse(&format!("--{}={value}", row.flag)).ok()?;
-            let (config, problems) = flags.configuration();
-            let changed = kplane_kube_proxy_config::changed_fields(&default, &config);
-            (problems.is_empty() && !changed.is_empty()).then_some(changed)
-        });
-        let mut changed = changed.unwrap_or_else(|| panic!("--{} does nothing", row.flag));
+        let mut changed = values
+            .iter()
+            .find_map(|value| {
+                let flags = parse(&format!("--{}={value}", row.flag)).ok()?;
+                let (config, problems) = flags.configuration();
+                let changed = kplane_kube_proxy_config::changed_fields(&default, &config);
+                (problems.is_empty() && !changed.is_empty()).then_some(changed)
+            })
+            .unwrap_or_else(|| panic!("--{} does nothing", row.flag));
         // A gate is a field of its own below the map.
         for field in &mut changed {
             if field.starts_with("featureGates.") {

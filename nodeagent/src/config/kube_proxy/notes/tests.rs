@@ -63,8 +63,11 @@ fn u55_short_times_of_udp_flows_are_kept_with_a_warning() {
         })
     };
     let found = of("userspace", "250ms").unwrap();
-    let warnings = found.iter().filter(|note| note.level == Level::Warning);
-    let warnings: Vec<_> = warnings.map(|note| note.text.as_str()).collect();
+    let warnings: Vec<_> = found
+        .iter()
+        .filter(|note| note.level == Level::Warning)
+        .map(|note| note.text.as_str())
+        .collect();
     assert_eq!(warnings.len(), 1, "{found:?}");
     assert!(
         warnings[0].starts_with("udpIdleTimeout 250ms"),

@@ -213,8 +213,12 @@ fn i7_a21_node_port_addresses() {
     );
     let cidrs = |addresses: &[&str]| {
         let settings = settings(|c| c.node_port_addresses = texts(addresses));
-        let cidrs = settings.node.nodeport_addresses.iter();
-        cidrs.map(ToString::to_string).collect::<Vec<_>>()
+        settings
+            .node
+            .nodeport_addresses
+            .iter()
+            .map(ToString::to_string)
+            .collect::<Vec<_>>()
     };
     assert_eq!(cidrs(&["primary"]), [""; 0]);
     assert_eq!(cidrs(&["all"]), ["0.0.0.0/0", "::/0"]);
@@ -396,8 +400,8 @@ fn f6_zeros_leave_the_kernel_alone() {
         c.conntrack.max_per_core = 0;
         c.conntrack.tcp_established_timeout = duration("0s");
         c.conntrack.udp_timeout = duration("1500ms");
-    });
-    let conntrack = conntrack.conntrack;
+    })
+    .conntrack;
     assert_eq!(
         (conntrack.max_per_core, conntrack.tcp_established_timeout),
         (0, Duration::ZERO)

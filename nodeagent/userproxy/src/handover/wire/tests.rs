@@ -41,11 +41,9 @@ fn key() -> impl Strategy<Value = ServiceKey> {
 }
 
 fn role() -> impl Strategy<Value = Role> {
-    let address = (any::<IpAddr>(), protocol(), any::<u16>());
-    let address = address
+    let address = (any::<IpAddr>(), protocol(), any::<u16>())
         .prop_map(|(ip, protocol, port)| Role::Place(FrontendAddr::Address { ip, protocol, port }));
-    let node_port = (protocol(), any::<u16>());
-    let node_port = node_port
+    let node_port = (protocol(), any::<u16>())
         .prop_map(|(protocol, port)| Role::Place(FrontendAddr::NodePort { protocol, port }));
     prop_oneof![Just(Role::Captured), address, node_port]
 }

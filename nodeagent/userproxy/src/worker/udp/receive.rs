@@ -54,8 +54,7 @@ impl Receiver {
         room: &'r mut Room,
     ) -> impl Iterator<Item = Datagram<'r>> + use<'r> {
         let all = self.call(socket, room);
-        let chunks = room.0.chunks(LARGEST);
-        chunks.zip(all).filter_map(|(chunk, (client, local, len))| {
+        room.0.chunks(LARGEST).zip(all).filter_map(|(chunk, (client, local, len))| {
             Some(Datagram {
                 client: client?,
                 local,

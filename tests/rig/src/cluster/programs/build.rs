@@ -68,8 +68,11 @@ impl Build {
         let folder = cache::folder(self.part)?.join(self.folder()?);
         let bin = folder.join("bin");
         let missing = || -> Vec<&str> {
-            let all = programs.iter().copied();
-            all.filter(|program| !bin.join(program).is_file()).collect()
+            programs
+                .iter()
+                .copied()
+                .filter(|program| !bin.join(program).is_file())
+                .collect()
         };
         if missing().is_empty() {
             return Ok(bin);
@@ -187,16 +190,18 @@ pub(crate) fn version(go_mod: &Path, module: &str) -> Result<String> {
 }
 
 fn required(go_mod: &str, module: &str) -> Option<String> {
-    let mut lines = go_mod.lines().map(|line| {
-        let line = line.trim();
-        line.strip_prefix("require ").unwrap_or(line)
-    });
-    lines.find_map(|line| {
-        let mut words = line.split_whitespace();
-        let named = words.next() == Some(module);
-        let version = words.next().filter(|version| version.starts_with('v'))?;
-        named.then(|| version.to_owned())
-    })
+    go_mod
+        .lines()
+        .map(|line| {
+            let line = line.trim();
+            line.strip_prefix("require ").unwrap_or(line)
+        })
+        .find_map(|line| {
+            let mut words = line.split_whitespace();
+            let named = words.next() == Some(module);
+            let version = words.next().filter(|version| version.starts_with('v'))?;
+            named.then(|| version.to_owned())
+        })
 }
 
 fn run(command: &mut Command) -> Result<()> {

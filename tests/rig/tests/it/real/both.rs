@@ -76,11 +76,13 @@ fn balanced(cluster: &RealCluster) -> Result<()> {
         },
     }))?;
     let ips = eventually(DEADLINE, "the Service has two addresses", || {
-        let service = api.get("Service", "default/balanced")?;
-        let service = service.context("it is gone")?;
+        let service = api.get("Service", "default/balanced")?.context("it is gone")?;
         let ingress = service["status"]["loadBalancer"]["ingress"].as_array();
-        let ips = ingress.into_iter().flatten();
-        let ips: Vec<IpAddr> = ips.filter_map(|it| it["ip"].as_str()?.parse().ok()).collect();
+        let ips: Vec<IpAddr> = ingress
+            .into_iter()
+            .flatten()
+            .filter_map(|it| it["ip"].as_str()?.parse().ok())
+            .collect();
         ensure!(ips.len() == 2, "{service}");
         Ok(ips)
     })?;

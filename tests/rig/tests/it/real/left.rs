@@ -114,9 +114,12 @@ fn processes() -> Result<Vec<PathBuf>> {
 /// Returns the namespaces of a process, unless it has ended.
 fn namespaces(process: &Path) -> Vec<String> {
     let kinds = ["net", "mnt", "pid", "uts", "ipc", "cgroup"];
-    let links = kinds.map(|kind| fs::read_link(process.join("ns").join(kind)));
-    let found = links.into_iter().flatten();
-    found.map(|link| link.display().to_string()).collect()
+    kinds
+        .map(|kind| fs::read_link(process.join("ns").join(kind)))
+        .into_iter()
+        .flatten()
+        .map(|link| link.display().to_string())
+        .collect()
 }
 
 /// Returns whether this process only holds a cluster.

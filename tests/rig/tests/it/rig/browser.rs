@@ -209,8 +209,8 @@ pub(crate) fn keys_move_the_focus() -> Result<()> {
             ("a", "Hidden outline", false),
             ("input", "Search", true),
             ("button", "Press", true),
-        ];
-        let wanted = wanted.map(|(tag, name, seen)| (tag.to_owned(), name.to_owned(), seen));
+        ]
+        .map(|(tag, name, seen)| (tag.to_owned(), name.to_owned(), seen));
         ensure!(order == wanted, "{order:?}");
         tab.press(Key::Space)?;
         tab.wait_until(PATIENCE, "document.title === 'pressed'")?;

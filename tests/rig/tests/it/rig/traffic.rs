@@ -102,8 +102,12 @@ pub(crate) fn load_counts_what_fails() -> Result<()> {
         let pod = topology.pod_mut("b")?;
         pod.stop(protocol, 80, Duration::ZERO)?;
         eventually(DEADLINE, "refusals", || {
-            let refused = load.report().failed.get("refused").copied();
-            refused.filter(|n| *n > 0).ok_or(load.report().to_string())
+            load.report()
+                .failed
+                .get("refused")
+                .copied()
+                .filter(|n| *n > 0)
+                .ok_or(load.report().to_string())
         })?;
         pod.serve(protocol, 80)?;
         answered(load.report().ok() + 200)?;

@@ -31,8 +31,10 @@ pub(in crate::chart) fn expressions_and_texts_use_what_the_programs_export() -> 
             .with_context(|| format!("{}{}", rule.alert, rule.record))?;
         let texts = rule.annotations.to_string();
         for text in texts.split("$labels.").skip(1) {
-            let label = text.split(|c: char| !c.is_ascii_alphanumeric() && c != '_');
-            let label = label.into_iter().next().unwrap_or_default();
+            let label = text
+                .split(|c: char| !c.is_ascii_alphanumeric() && c != '_')
+                .next()
+                .unwrap_or_default();
             ensure!(labels.contains(label), "{}: no {label}", rule.alert);
         }
     }
@@ -60,15 +62,14 @@ pub(in crate::chart) fn every_alert_has_a_page_with_a_command() -> Result<()> {
             ensure!(text.ends_with('.'), "{name}: no {part}");
         }
         ensure!(documented.remove(name), "docs/alerts.md has no {name}");
-        let section = sections.iter().find(|(title, _)| *title == name);
-        let section = section.context("no section")?.1;
+        let section = sections.iter().find(|(title, _)| *title == name).context("no section")?.1;
         for part in ["**Means:**", "**Users see:**", "**Fix:**"] {
             ensure!(section.contains(part), "{name}: no {part}");
         }
         let severity = format!("Severity: {}.", rule.severity);
         ensure!(section.contains(&severity), "{name}: not {severity}");
-        let commands = section.lines().filter_map(|l| l.strip_prefix("    kpctl "));
-        let commands: Vec<&str> = commands.collect();
+        let commands: Vec<&str> =
+            section.lines().filter_map(|l| l.strip_prefix("    kpctl ")).collect();
         ensure!(commands.len() == 1, "{name}: {commands:?}");
         let mut program = Command::new(&kpctl);
         program.args(commands[0].split(' ')).arg("--help");
@@ -201,13 +202,16 @@ pub(in crate::chart) fn the_chart_has_all_alerts_but_those_that_are_left_out() -
         let objects = chart.objects(settings)?;
         let rule = find(&objects, "PrometheusRule", "kplane")?;
         let groups = rule["spec"]["groups"].as_array().context("no groups")?;
-        let rules = groups.iter().filter_map(|group| group["rules"].as_array());
-        let names = rules.flatten().map(|rule| rule["alert"].as_str());
-        Ok(names.map(|name| name.unwrap_or_default().to_owned()).collect())
+        Ok(groups
+            .iter()
+            .filter_map(|group| group["rules"].as_array())
+            .flatten()
+            .map(|rule| rule["alert"].as_str())
+            .map(|name| name.unwrap_or_default().to_owned())
+            .collect())
     };
     let without = |names: &[&str]| -> BTreeSet<String> {
-        let left = all.iter().filter(|name| !names.contains(&&***name));
-        left.cloned().collect()
+        all.iter().filter(|name| !names.contains(&&***name)).cloned().collect()
     };
     ensure!(chart.objects(&[])?.iter().all(|o| o["kind"] != "PrometheusRule"));
     ensure!(rendered(&[on])? == all);

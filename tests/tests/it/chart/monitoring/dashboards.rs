@@ -25,13 +25,19 @@ fn all() -> Result<Vec<(PathBuf, Value)>> {
 }
 
 fn panels(dashboard: &Value) -> impl Iterator<Item = &Value> {
-    let panels = dashboard["panels"].as_array().into_iter().flatten();
-    panels.filter(|panel| panel["type"] != "row")
+    dashboard["panels"]
+        .as_array()
+        .into_iter()
+        .flatten()
+        .filter(|panel| panel["type"] != "row")
 }
 
 fn texts<'a>(of: &'a Value, key: &str) -> Vec<&'a str> {
-    let list = of.as_array().into_iter().flatten();
-    list.filter_map(|one| one[key].as_str()).collect()
+    of.as_array()
+        .into_iter()
+        .flatten()
+        .filter_map(|one| one[key].as_str())
+        .collect()
 }
 
 pub(in crate::chart) fn panels_ask_for_what_the_programs_export() -> Result<()> {
@@ -43,8 +49,8 @@ pub(in crate::chart) fn panels_ask_for_what_the_programs_export() -> Result<()> 
             let legends = texts(&panel["targets"], "legendFormat");
             ensure!(!exprs.is_empty() && exprs.len() == legends.len(), "{title}");
             for (expr, legend) in exprs.into_iter().zip(legends) {
-                let labels = exported.check(expr);
-                let labels = labels.with_context(|| format!("{}: {title}", path.display()))?;
+                let labels =
+                    exported.check(expr).with_context(|| format!("{}: {title}", path.display()))?;
                 ensure!(expr.contains("cluster=~\"$cluster\""), "{title}: {expr}");
                 for text in legend.split("{{").skip(1) {
                     let label = text.split("}}").next().unwrap_or_default();

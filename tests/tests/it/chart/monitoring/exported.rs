@@ -78,7 +78,7 @@ impl Exported {
     /// Returns what the programs export, and what the rules record.
     pub(super) fn get() -> Result<&'static Self> {
         static ALL: OnceLock<Result<Exported>> = OnceLock::new();
-        let all = ALL.get_or_init(|| {
+        ALL.get_or_init(|| {
             let mut all = Exported::default();
             let folder = tempfile::tempdir()?;
             all.add(&without_api_server(folder.path())?);
@@ -92,8 +92,9 @@ impl Exported {
                 all.series.entry(rule.record).or_default();
             }
             Ok(all)
-        });
-        all.as_ref().map_err(|error| anyhow!("{error:#}"))
+        })
+        .as_ref()
+        .map_err(|error| anyhow!("{error:#}"))
     }
 
     /// Adds the series of a program.
@@ -142,15 +143,15 @@ impl Exported {
         let mut all: BTreeSet<String> = OF_TARGETS.map(str::to_owned).into();
         for selector in &names.selectors {
             let name = &selector.name;
-            let labels = self.series.get(name);
-            let labels = labels.with_context(|| format!("no program exports {name}"))?;
+            let labels =
+                self.series.get(name).with_context(|| format!("no program exports {name}"))?;
             all.extend(labels.keys().cloned());
             for (label, values) in &selector.matchers {
                 if OF_TARGETS.contains(&&**label) {
                     continue;
                 }
-                let known = labels.get(label);
-                let known = known.with_context(|| format!("{name} has no label {label}"))?;
+                let known =
+                    labels.get(label).with_context(|| format!("{name} has no label {label}"))?;
                 let is_known = |value: &&String| known.contains(*value) || is_failure(label, value);
                 let unknown: Vec<_> = values.iter().filter(|value| !is_known(value)).collect();
                 ensure!(
@@ -236,8 +237,8 @@ async fn fleet(folder: &Path) -> Result<[String; 2]> {
         agent_listen: any,
         http_listen: any,
         ..control_plane::Config::new(control_plane::Origin::Manifests(manifests))
-    });
-    let plane = plane.await?;
+    })
+    .await?;
     let agents = plane.agent_addr.context("no port of agents")?;
     let address = format!("--control-plane=http://{agents}");
     let line = ["kp-nodeagent", "--insecure", &address, "--node-name=n1"];
@@ -250,8 +251,8 @@ async fn fleet(folder: &Path) -> Result<[String; 2]> {
         metrics: any,
         cache_dir: None,
         ..*config
-    });
-    let agent = agent.await?;
+    })
+    .await?;
     let in_sync = ["kplane_controlplane_nodes{state=\"in_sync\"} 1"];
     let of_plane = metrics(plane.http_addr.context("no HTTP")?, &in_sync).await?;
     let connected = ["kplane_agent_connected 1"];

@@ -71,8 +71,10 @@ pub(super) fn names(expr: &str) -> Names {
 
 /// Returns whether the word before a text is an aggregation: `sum by (..)`.
 fn is_aggregation(behind: &str) -> bool {
-    let mut parts = behind.splitn(2, |c| !is_part(c));
-    parts.next().is_some_and(|word| word == "by" || word == "without")
+    behind
+        .split(|c| !is_part(c))
+        .next()
+        .is_some_and(|word| word == "by" || word == "without")
 }
 
 fn is_part(c: char) -> bool {

@@ -52,8 +52,12 @@ pub(in crate::chart) fn the_page_lists_all_metrics() -> Result<()> {
             "\n## {title}\n\n{text}| name | type | labels | meaning |\n|---|---|---|---|\n"
         )?;
         for (name, family) in families.iter().filter(|(name, _)| name.starts_with(prefix)) {
-            let labels = family.labels.iter().filter(|label| *label != "le");
-            let labels: Vec<String> = labels.map(|label| format!("`{label}`")).collect();
+            let labels: Vec<String> = family
+                .labels
+                .iter()
+                .filter(|label| *label != "le")
+                .map(|label| format!("`{label}`"))
+                .collect();
             let (kind, help) = (&family.kind, family.help.trim_end_matches('.'));
             writeln!(
                 page,

@@ -139,8 +139,7 @@ impl Alarms {
         eventually(2 * DEADLINE, "the alerts of this fault, or of none", || {
             // Programs may be starting.
             let now = Picture::of(world)?;
-            let last = before.replace(now.clone());
-            let last = last.context("one picture so far")?;
+            let last = before.replace(now.clone()).context("one picture so far")?;
             let test = self.test(past, (&last, &now))?;
             let firing = match known.take() {
                 // promtool needs all of a processor, which programs need to get on.
@@ -160,8 +159,10 @@ impl Alarms {
     /// growing.
     fn test(&self, past: &[&Picture], (before, now): (&Picture, &Picture)) -> Result<Value> {
         let text = fs::read_to_string(&self.rules)?;
-        let names = text.split(|c: char| !c.is_ascii_alphanumeric() && c != '_');
-        let names: BTreeSet<&str> = names.filter(|name| name.starts_with("kplane_")).collect();
+        let names: BTreeSet<&str> = text
+            .split(|c: char| !c.is_ascii_alphanumeric() && c != '_')
+            .filter(|name| name.starts_with("kplane_"))
+            .collect();
         let pictures = past.iter().chain([&now]);
         let all: BTreeSet<&String> = pictures.flat_map(|picture| picture.0.keys()).collect();
         let used = all
@@ -199,9 +200,11 @@ impl Alarms {
         let said = String::from_utf8_lossy(&[said.stdout, said.stderr].concat()).into_owned();
         // The expectation is wrong on purpose: the complaint names what fires.
         let got = said.split("got:").nth(1).context(said.clone())?;
-        let names = got.split("alertname=\"").skip(1);
-        let names = names.filter_map(|rest| Some(rest.split_once('"')?.0.to_owned()));
-        Ok(names.collect())
+        Ok(got
+            .split("alertname=\"")
+            .skip(1)
+            .filter_map(|rest| Some(rest.split_once('"')?.0.to_owned()))
+            .collect())
     }
 }
 
@@ -222,8 +225,7 @@ fn values(series: &str, past: &[&Picture], (before, now): (&Picture, &Picture)) 
 
 /// Returns whether a metric counts what happened since the program's start.
 fn grows(name: &str) -> bool {
-    let histogram = ["_bucket", "_sum", "_count"];
-    let histogram = histogram.iter().any(|end| name.ends_with(end));
+    let histogram = ["_bucket", "_sum", "_count"].iter().any(|end| name.ends_with(end));
     // A histogram over the nodes at this moment.
     let moment = name.contains("_applied_lag_seconds");
     name.ends_with("_total") || histogram && !moment

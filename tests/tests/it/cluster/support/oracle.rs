@@ -97,8 +97,11 @@ pub(crate) fn expected(
         let fleet = status.fleet()?;
         let plane = fleet.control_plane.context("no control plane")?;
         ensure!(plane.synced, "not synced");
-        let own = fleet.nodes.iter().find(|status| status.name == node);
-        let own = own.context("the agent is not connected")?;
+        let own = fleet
+            .nodes
+            .iter()
+            .find(|status| status.name == node)
+            .context("the agent is not connected")?;
         let report = own.report.as_ref().context("no report")?;
         ensure!(report.applied_revision >= own.wanted_revision, "{own:?}");
         ensure!(report.applied_revision >= 1, "{own:?}");

@@ -305,8 +305,7 @@ impl<'a> Caller<'a> {
                 }
             }
         };
-        let answer = self.plane.wait(ANSWER, call)?;
-        let answer = answer.with_context(|| format!("{method:?}"))?;
+        let answer = self.plane.wait(ANSWER, call)?.with_context(|| format!("{method:?}"))?;
         Ok(answer.map_or_else(|status| status.code(), |()| Code::Ok))
     }
 

@@ -137,8 +137,9 @@ impl Plane {
     /// All reasons of all its issues.
     pub(crate) fn issues(&self) -> Result<Vec<String>> {
         let plane = self.fleet()?.control_plane.context("no control plane")?;
-        let issues = plane.issues.into_iter();
-        Ok(issues
+        Ok(plane
+            .issues
+            .into_iter()
             .map(|i| format!("{} {}/{}: {}", i.kind, i.namespace, i.name, i.reason))
             .collect())
     }
@@ -423,8 +424,10 @@ impl World {
         eventually(deadline, "kernels hold what the API says", || {
             let objects = oracle::listing(self.api())?;
             if known.as_ref().is_none_or(|(listed, _)| *listed != objects) {
-                let tables = NODES.map(|(node, _)| self.expected(node, &objects));
-                let tables = tables.into_iter().collect::<Result<_>>()?;
+                let tables = NODES
+                    .map(|(node, _)| self.expected(node, &objects))
+                    .into_iter()
+                    .collect::<Result<_>>()?;
                 known = Some((objects, tables));
             }
             let (_, expected) = known.as_ref().context("just made")?;
@@ -516,8 +519,7 @@ impl World {
             "node-2",
         ];
         let tail = |name: &str| format!("{name}:\n{}\n", last_words(&self.log(name)));
-        let there = names.into_iter().filter(|name| self.log(name).exists());
-        there.map(tail).collect()
+        names.into_iter().filter(|name| self.log(name).exists()).map(tail).collect()
     }
 }
 
@@ -530,11 +532,12 @@ pub(crate) fn agent_port(replica: u16) -> u16 {
 pub(crate) fn reaches(ns: &NetNs, (ip, port): (IpAddr, u16)) -> Result<BTreeSet<IpAddr>> {
     let family = Family::of(ip);
     let elements = ns.run(|| Ok(read_elements(&mut NfSocket::open()?, family)?))?;
-    let of_it = elements.into_iter().filter(|element| {
-        matches!(element.key, Key::ServiceSlot(to, _)
+    Ok(elements
+        .into_iter()
+        .filter(|element| {
+            matches!(element.key, Key::ServiceSlot(to, _)
             if to.ip == ip && to.port == port && to.protocol == Protocol::Tcp)
-    });
-    Ok(of_it
+        })
         .filter_map(|element| element.data.and_then(Data::endpoint))
         .map(|endpoint| endpoint.ip)
         .collect())

@@ -28,8 +28,7 @@ pub(crate) fn np14_why_tells_what_packets_meet() -> Result<()> {
     let mut reported = 0;
     for case in &cases(&sections) {
         let questions = Question::all(&case.lines)?;
-        let services = questions.iter().filter_map(|of| Some((of, service(of)?)));
-        let services: Vec<_> = services.collect();
+        let services: Vec<_> = questions.iter().filter_map(|of| Some((of, service(of)?))).collect();
         if !services.is_empty() {
             runtime.block_on(tell(case, &services))?;
             reported += services.len();
@@ -83,9 +82,11 @@ async fn tell(case: &Case, questions: &[(&Question, (u16, u8))]) -> Result<()> {
     head.wait_for(|head| head.synced).await?;
     let server = StatusServer::new(hub);
     for (question, (number, node)) in questions {
-        let reported = server.explain(Request::new(request(question, *number, *node)));
-        let reported = reported.await.with_context(|| question.line.clone())?;
-        let reported = reported.into_inner();
+        let reported = server
+            .explain(Request::new(request(question, *number, *node)))
+            .await
+            .with_context(|| question.line.clone())?
+            .into_inner();
         let expected = if question.through {
             pb::PacketOutcome::Reaches
         } else {

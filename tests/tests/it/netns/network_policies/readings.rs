@@ -126,8 +126,10 @@ impl End {
 type Labels = BTreeMap<String, String>;
 
 fn labels(text: &str) -> Labels {
-    let labels = text.split(", ").filter_map(|label| label.split_once(": "));
-    labels.map(|(k, v)| (k.to_owned(), v.to_owned())).collect()
+    text.split(", ")
+        .filter_map(|label| label.split_once(": "))
+        .map(|(k, v)| (k.to_owned(), v.to_owned()))
+        .collect()
 }
 
 fn list<'a>(of: &'a Value, key: &str) -> &'a [Value] {
@@ -175,10 +177,10 @@ impl Judge<'_> {
             true if self.errs(Reading::NodePortHidesClient) => End::named("node2", family),
             true if to_end.home() == Some(1) => from,
             true => asked,
-            false if to.starts_with("svc") && self.errs(Reading::ClusterIpHidesClient) => {
-                let node = from.home().map(|node| End::named(&format!("node{node}"), family));
-                node.unwrap_or(from)
-            }
+            false if to.starts_with("svc") && self.errs(Reading::ClusterIpHidesClient) => from
+                .home()
+                .map(|node| End::named(&format!("node{node}"), family))
+                .unwrap_or(from),
             false => from,
         };
         Ok(Seen {
@@ -379,9 +381,11 @@ impl Judge<'_> {
     }
 
     fn matches(&self, selector: &Value, labels: &Labels) -> bool {
-        let wanted = selector["matchLabels"].as_object().into_iter().flatten();
-        let mut wanted =
-            wanted.map(|(key, value)| labels.get(key).map(String::as_str) == value.as_str());
+        let mut wanted = selector["matchLabels"]
+            .as_object()
+            .into_iter()
+            .flatten()
+            .map(|(key, value)| labels.get(key).map(String::as_str) == value.as_str());
         let expressions = list(selector, "matchExpressions");
         let has_labels = selector.get("matchLabels").is_some();
         let by_labels = wanted.all(|holds| holds);

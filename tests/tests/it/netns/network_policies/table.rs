@@ -46,11 +46,12 @@ pub(crate) fn np14_services_are_as_before_where_everything_is_allowed() -> Resul
 pub(crate) fn relayed_connections_are_a_failure_of_the_node() -> Result<()> {
     let mut stage = super::Stage::open()?;
     let degraded = |stage: &super::Stage| {
-        let failures = stage.cluster.failures().into_iter();
-        let relayed = failures.filter(|failure| {
-            failure.degraded && failure.reason.contains("userspace proxy relays")
-        });
-        relayed.count()
+        stage
+            .cluster
+            .failures()
+            .into_iter()
+            .filter(|failure| failure.degraded && failure.reason.contains("userspace proxy relays"))
+            .count()
     };
     ensure!(degraded(&stage) == 0, "nobody is isolated");
     let deny = super::policy("deny", "in x: podSelector: {}, policyTypes: [Ingress]");

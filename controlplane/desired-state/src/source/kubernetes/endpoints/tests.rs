@@ -41,14 +41,17 @@ fn each_subset_is_a_slice_a_family() {
     };
     assert_eq!((&*v4.address_type, &*v6.address_type), ("IPv4", "IPv6"));
     let addresses = |slice: &EndpointSlice| {
-        let all = slice.endpoints.iter().flatten();
-        all.map(|e| {
-            (
-                e.addresses[0].to_string(),
-                e.conditions.as_ref().unwrap().ready.unwrap(),
-            )
-        })
-        .collect::<Vec<_>>()
+        slice
+            .endpoints
+            .iter()
+            .flatten()
+            .map(|e| {
+                (
+                    e.addresses[0].to_string(),
+                    e.conditions.as_ref().unwrap().ready.unwrap(),
+                )
+            })
+            .collect::<Vec<_>>()
     };
     assert_eq!(
         addresses(v4),

@@ -33,20 +33,26 @@ fn unreadable(name: &str) -> Unreadable {
 /// Returns all lists: each name has an object in one of its states, one that cannot be read, or none.
 fn lists() -> Vec<Vec<Item>> {
     let choices = |name| {
-        let readable = STATES.map(|state| Some(Ok(object(name, state))));
-        readable.into_iter().chain([Some(Err(unreadable(name))), None])
+        STATES
+            .map(|state| Some(Ok(object(name, state))))
+            .into_iter()
+            .chain([Some(Err(unreadable(name))), None])
     };
-    let pairs = choices(NAMES[0]).flat_map(|a| choices(NAMES[1]).map(move |b| [a.clone(), b]));
-    pairs.map(|pair| pair.into_iter().flatten().collect()).collect()
+    choices(NAMES[0])
+        .flat_map(|a| choices(NAMES[1]).map(move |b| [a.clone(), b]))
+        .map(|pair| pair.into_iter().flatten().collect())
+        .collect()
 }
 
 /// Returns the expected objects after a list: those that it names; unreadable ones stay.
 fn after(known: &World, list: &[Item]) -> World {
-    let named = list.iter().filter_map(|item| match item {
-        Ok(object) => Some(object),
-        Err(unreadable) => known.get(&object(&unreadable.name, "").id()),
-    });
-    named.map(|object| (object.id(), object.clone())).collect()
+    list.iter()
+        .filter_map(|item| match item {
+            Ok(object) => Some(object),
+            Err(unreadable) => known.get(&object(&unreadable.name, "").id()),
+        })
+        .map(|object| (object.id(), object.clone()))
+        .collect()
 }
 
 #[test]

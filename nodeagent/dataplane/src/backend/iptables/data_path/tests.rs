@@ -59,8 +59,7 @@ impl Memory {
         for part in text.split_inclusive("COMMIT\n").take(tables) {
             let mut lines = part.lines().filter(|line| *line != "COMMIT");
             let table = lines.next().and_then(|line| line.strip_prefix('*'));
-            let chains = self.tables.entry(table.expect("a table").to_owned());
-            let chains = chains.or_default();
+            let chains = self.tables.entry(table.expect("a table").to_owned()).or_default();
             lines.for_each(|line| Self::line(chains, line));
             self.generation += 1;
         }
@@ -208,8 +207,11 @@ fn rules_are_counted_as_they_come_and_go() {
     let mut driver = driver();
     let all = |driver: &mut Driver<IptablesDataPath<Memory>>, table: &str| {
         let chains = &memory(driver).tables[table];
-        let ours = chains.iter().filter(|(name, _)| name.starts_with("KUBE-"));
-        ours.map(|(_, rules)| rules.len() as u64).sum::<u64>()
+        chains
+            .iter()
+            .filter(|(name, _)| name.starts_with("KUBE-"))
+            .map(|(_, rules)| rules.len() as u64)
+            .sum::<u64>()
     };
     let mut plans = plans(1..=9);
     for round in 0..3 {

@@ -36,12 +36,13 @@ fn ours(family: Family, settings: RuleSettings, node: &NodeSettings) -> Chains {
     let mut held = HeldChain::new(settings);
     let staged = held.apply(change(family, &node, &plans, true));
     assert_eq!(staged.failures, []);
-    let tables = held.kernel.tables.into_iter();
-    let chains = tables.flat_map(|(table, chains)| {
-        let chains = chains.into_iter();
-        chains.map(move |(name, rules)| ((table, name), rules))
-    });
-    chains.collect()
+    held.kernel
+        .tables
+        .into_iter()
+        .flat_map(|(table, chains)| {
+            chains.into_iter().map(move |(name, rules)| ((table, name), rules))
+        })
+        .collect()
 }
 
 /// Chains in which kube-proxy's order is that of a hash map.

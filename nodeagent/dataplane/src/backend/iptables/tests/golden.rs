@@ -272,8 +272,7 @@ fn a_tree_is_divided_where_places_differ() {
     for (name, rules) in chains.iter().filter(|(name, _)| of_tree(name)) {
         let is_jump = |rule: &&String| rule.contains("-j KUBE-SVC-D-");
         let (jumps, others): (Vec<_>, Vec<_>) = rules.iter().partition(is_jump);
-        let frontends = others.iter().filter(|rule| rule.contains("-j KUBE-SVC-"));
-        let frontends = frontends.count();
+        let frontends = others.iter().filter(|rule| rule.contains("-j KUBE-SVC-")).count();
         for rule in jumps {
             text.push_str(&format!("{rule}\n"));
         }

@@ -25,33 +25,44 @@ fn settings(family: Family, layout: Layout) -> RuleSettings {
 }
 
 fn named(family: Family, ops: &BTreeMap<u16, Option<Shape>>) -> Plans {
-    let ops = ops.iter();
-    ops.map(|(number, shape)| {
-        let plan = shape.as_ref().map(|shape| plan(*number, family, shape));
-        (sample::key(*number, family), plan)
-    })
-    .collect()
+    ops.iter()
+        .map(|(number, shape)| {
+            let plan = shape.as_ref().map(|shape| plan(*number, family, shape));
+            (sample::key(*number, family), plan)
+        })
+        .collect()
 }
 
 /// Returns the chains that are new, gone, or have other rules than before.
 fn differing(before: &walk::Kernel, after: &walk::Kernel) -> BTreeSet<(TableName, String)> {
     let chains = |kernel: &walk::Kernel| -> BTreeMap<(TableName, String), Vec<String>> {
-        let tables = kernel.tables.clone().into_iter();
-        let chains = tables.flat_map(|(table, chains)| {
-            chains.into_iter().map(move |(name, rules)| ((table, name), rules))
-        });
-        chains.filter(|((_, name), _)| BuiltIn::parse(name).is_none()).collect()
+        kernel
+            .tables
+            .clone()
+            .into_iter()
+            .flat_map(|(table, chains)| {
+                chains.into_iter().map(move |(name, rules)| ((table, name), rules))
+            })
+            .filter(|((_, name), _)| BuiltIn::parse(name).is_none())
+            .collect()
     };
     let (before, after) = (chains(before), chains(after));
-    let ids = before.keys().chain(after.keys());
-    ids.filter(|id| before.get(*id) != after.get(*id)).cloned().collect()
+    before
+        .keys()
+        .chain(after.keys())
+        .filter(|id| before.get(*id) != after.get(*id))
+        .cloned()
+        .collect()
 }
 
 fn touched(staged: &StagedRules) -> BTreeSet<(TableName, String)> {
     let chains = |step: &TableChange| -> Vec<(TableName, String)> {
-        let written = step.write.iter().map(|chain| chain.name);
-        let names = written.chain(step.delete.iter().copied());
-        names.map(|name| (step.table, name.to_string())).collect()
+        step.write
+            .iter()
+            .map(|chain| chain.name)
+            .chain(step.delete.iter().copied())
+            .map(|name| (step.table, name.to_string()))
+            .collect()
     };
     staged.steps.iter().flat_map(chains).collect()
 }

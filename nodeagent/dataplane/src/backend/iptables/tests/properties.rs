@@ -21,8 +21,8 @@ fn held(family: Family, layout: Layout, services: &Plans) -> HeldChain {
 }
 
 fn services(family: Family, shapes: &BTreeMap<u16, Shape>) -> Plans {
-    let shapes = shapes.iter();
     shapes
+        .iter()
         .map(|(n, shape)| {
             (
                 sample::key(*n, family),

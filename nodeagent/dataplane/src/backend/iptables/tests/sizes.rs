@@ -42,9 +42,13 @@ fn c12_in_large_clusters_rules_do_not_say_which_endpoint() {
         let mut held = HeldChain::new(compat());
         let services = services(100, endpoints);
         let staged = held.apply(change(Family::V4, &node, &services, true));
-        let written = staged.steps.iter().flat_map(|step| &step.write);
-        let of_endpoints = written.filter(|chain| chain.name.to_string().contains("-SEP-"));
-        of_endpoints.filter(|chain| chain.lines.contains("shop/svc-")).count()
+        staged
+            .steps
+            .iter()
+            .flat_map(|step| &step.write)
+            .filter(|chain| chain.name.to_string().contains("-SEP-"))
+            .filter(|chain| chain.lines.contains("shop/svc-"))
+            .count()
     };
     assert_eq!((naming(10), naming(11)), (1_000, 0));
 }

@@ -12,8 +12,7 @@ pub(super) struct Version([u32; 3]);
 impl Version {
     /// Parses the output `iptables-restore v1.8.9 (nf_tables)`.
     pub(super) fn parse(text: &str) -> Option<Self> {
-        let mut words = text.split_whitespace();
-        let number = words.find_map(|word| word.strip_prefix('v'))?;
+        let number = text.split_whitespace().find_map(|word| word.strip_prefix('v'))?;
         let mut version = [0; 3];
         for (to, from) in version.iter_mut().zip(number.split('.')) {
             *to = from.parse().ok()?;

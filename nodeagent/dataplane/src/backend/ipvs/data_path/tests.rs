@@ -160,8 +160,8 @@ fn a15_masquerading_ends_after_and_begins_before_others_serve() {
         change(&mut side, &all(services), false).unwrap();
         let done = kernel.done();
         let position = |wanted: fn(&Op) -> bool| {
-            let found = done.iter().enumerate().filter(|(_, op)| wanted(op));
-            let found: Vec<usize> = found.map(|(at, _)| at).collect();
+            let found: Vec<usize> =
+                done.iter().enumerate().filter(|(_, op)| wanted(op)).map(|(at, _)| at).collect();
             (found.first().copied(), found.last().copied())
         };
         let exempts = position(|op| matches!(op, Op::Entry(set, ..) if set.is_exemption()));
@@ -455,8 +455,10 @@ fn any_svc(name: usize) -> impl Strategy<Value = Option<Svc>> {
         let (protocol, endpoints, here, external, internal, frontends) = shape;
         let protocols = [Protocol::Tcp, Protocol::Udp, Protocol::Sctp];
         let of = |bits: u8| {
-            let bits = (0..4_u8).filter(move |bit| bits & (1 << bit) != 0);
-            bits.map(|bit| format!("10.1.0.{bit}:80")).collect::<Vec<_>>()
+            (0..4_u8)
+                .filter(move |bit| bits & (1 << bit) != 0)
+                .map(|bit| format!("10.1.0.{bit}:80"))
+                .collect::<Vec<_>>()
         };
         let (endpoints, here) = (of(endpoints), of(endpoints & here));
         let refs = |list: &[String]| {

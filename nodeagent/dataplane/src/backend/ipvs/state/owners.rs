@@ -22,8 +22,7 @@ impl IpvsState {
             }
         }
         for (key, demand) in &self.services {
-            let entries = demand.entries.iter();
-            let entries = entries.map(|(set, entry)| Op::Entry(*set, *entry, true));
+            let entries = demand.entries.iter().map(|(set, entry)| Op::Entry(*set, *entry, true));
             let addresses = demand.addresses.iter().map(|ip| Op::Address(*ip, true));
             for op in entries.chain(addresses).filter(|op| ops.contains(op)) {
                 owners.entry(op).or_insert_with(|| key.clone());

@@ -54,12 +54,9 @@ impl IpvsState {
     /// Returns the virtual servers that exist for a Service, sorted. Reads the names of all ServicePorts, so
     /// it is only for questions by users.
     pub(in super::super) fn inspect(&self, service: &ServiceName) -> Vec<VirtualServer> {
-        let ports = self.services.iter();
-        let ports = ports.filter(|(key, _)| key.service == *service);
-        let wanted = ports.flat_map(|(key, demand)| {
-            let servers = demand.servers.iter();
-            servers.map(move |wanted| (wanted.key, key))
-        });
+        let ports = self.services.iter().filter(|(key, _)| key.service == *service);
+        let wanted = ports
+            .flat_map(|(key, demand)| demand.servers.iter().map(move |wanted| (wanted.key, key)));
         let mut servers: Vec<(ServerKey, VirtualServer)> = wanted
             .filter_map(|(server, key)| {
                 let claim = self.claims.get(&server).filter(|c| c.owner == *key)?;

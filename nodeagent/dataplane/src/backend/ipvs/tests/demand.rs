@@ -25,8 +25,11 @@ fn svc() -> Svc {
 /// Returns the real servers that packets to a frontend may reach.
 fn reals(demand: &Demand, place: &str) -> Vec<String> {
     let key = server(place, TCP);
-    let wanted = demand.servers.iter().find(|wanted| wanted.key == key);
-    let wanted = wanted.expect("there is a virtual server");
+    let wanted = demand
+        .servers
+        .iter()
+        .find(|wanted| wanted.key == key)
+        .expect("there is a virtual server");
     wanted.reals.iter().map(ToString::to_string).collect()
 }
 
@@ -39,8 +42,12 @@ fn sets(demand: &Demand, address: &str) -> Vec<SetId> {
         | Entry::IpPortNet(ip, ..) => ip == self::ip(address),
         Entry::Port(_) => false,
     };
-    let entries = demand.entries.iter().filter(|(_, entry)| of(entry));
-    entries.map(|(set, _)| *set).collect()
+    demand
+        .entries
+        .iter()
+        .filter(|(_, entry)| of(entry))
+        .map(|(set, _)| *set)
+        .collect()
 }
 
 /// D2, D3, A15.
@@ -167,11 +174,14 @@ fn a8_load_balancers_with_source_ranges() {
     assert!(sets(&open, vip).contains(&SetId::LoadBalancerSourceIp));
     // The kernel has no entry for the range of everything.
     let nets = |demand: &Demand| {
-        let nets = demand.entries.iter().filter_map(|(_, entry)| match entry {
-            Entry::IpPortNet(.., range) => Some(range.to_string()),
-            _ => None,
-        });
-        nets.collect::<Vec<_>>()
+        demand
+            .entries
+            .iter()
+            .filter_map(|(_, entry)| match entry {
+                Entry::IpPortNet(.., range) => Some(range.to_string()),
+                _ => None,
+            })
+            .collect::<Vec<_>>()
     };
     assert_eq!(nets(&demand(&["0.0.0.0/0"])), ["0.0.0.0/1", "128.0.0.0/1"]);
     assert_eq!(nets(&closed), ["10.9.0.0/16"]);

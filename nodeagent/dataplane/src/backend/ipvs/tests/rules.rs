@@ -23,9 +23,14 @@ fn shape(family: Family, node: NodePlan) -> RuleFacts {
 /// All chains of a table on an empty machine.
 fn text(shape: &RuleFacts, table: TableName) -> String {
     let steps = compare(shape, &FoundRules::default());
-    let steps = steps.first.iter().chain(&steps.last);
-    let chains = steps.filter(|step| step.table == table).flat_map(|s| &s.write);
-    chains.map(|chain| chain.lines.as_str()).collect()
+    steps
+        .first
+        .iter()
+        .chain(&steps.last)
+        .filter(|step| step.table == table)
+        .flat_map(|s| &s.write)
+        .map(|chain| chain.lines.as_str())
+        .collect()
 }
 
 fn check(shape: &RuleFacts, table: TableName, expected: &Expect) {

@@ -235,13 +235,19 @@ fn structure(
 fn push_addresses(batch: &mut Batch, table: OwnTable, addresses: &HookAddresses) {
     let family = table.family;
     let add = || table.operation("add elements", msg::NEWSETELEM, NLM_F_CREATE);
-    let ranges = addresses.ranges.iter();
-    let ranges = ranges.filter(|range| range.family() == family);
-    let ranges = ranges.map(|range| Key::Range(*range)).take(ELEMENTS);
+    let ranges = addresses
+        .ranges
+        .iter()
+        .filter(|range| range.family() == family)
+        .map(|range| Key::Range(*range))
+        .take(ELEMENTS);
     table.push_elements(batch, add(), RANGES, ranges);
     for (set, ips) in [(PODS, &addresses.pods), (SERVED, &addresses.served)] {
-        let ips = ips.iter().filter(|ip| Family::of(**ip) == family);
-        let ips = ips.map(|ip| Key::Ip(*ip)).take(ELEMENTS);
+        let ips = ips
+            .iter()
+            .filter(|ip| Family::of(**ip) == family)
+            .map(|ip| Key::Ip(*ip))
+            .take(ELEMENTS);
         table.push_elements(batch, add(), set, ips);
     }
 }

@@ -42,9 +42,9 @@ struct Golden {
 }
 
 fn golden() -> Vec<Golden> {
-    let lines = include_str!("golden.txt").lines();
-    let lines = lines.filter(|line| !line.starts_with('#'));
-    lines
+    include_str!("golden.txt")
+        .lines()
+        .filter(|line| !line.starts_with('#'))
         .map(|line| {
             let (front, hex) = line.rsplit_once(" | ").unwrap();
             let mut front = front.splitn(4, " | ");
@@ -69,8 +69,7 @@ fn golden() -> Vec<Golden> {
 /// Returns a rule as names and attributes of its expressions, without those that may differ.
 fn expressions(list: Attributes<'_>) -> Vec<(String, BTreeMap<u16, Vec<u8>>)> {
     list.map(|expression| {
-        let name = expression.children().get(NFTA_EXPR_NAME).unwrap();
-        let name = name.as_str().unwrap();
+        let name = expression.children().get(NFTA_EXPR_NAME).unwrap().as_str().unwrap();
         let data = expression.children().get(NFTA_EXPR_DATA).unwrap();
         let filled_in: &[u16] = match name {
             "lookup" => &[NFTA_LOOKUP_SET_ID],
@@ -232,9 +231,11 @@ fn sets_are_those_of_nft() {
         // leaves to the kernel.
         let is_verdict = text.contains(": verdict");
         let fixed = |attributes: Attributes<'_>| {
-            let fixed = attributes.filter(|a| a.kind != NFTA_SET_ID);
-            let fixed = fixed.filter(|a| a.kind != NFTA_SET_DATA_LEN || !is_verdict);
-            fixed.map(|a| (a.kind, a.payload.to_vec())).collect::<BTreeMap<_, _>>()
+            attributes
+                .filter(|a| a.kind != NFTA_SET_ID)
+                .filter(|a| a.kind != NFTA_SET_DATA_LEN || !is_verdict)
+                .map(|a| (a.kind, a.payload.to_vec()))
+                .collect::<BTreeMap<_, _>>()
         };
         assert_eq!(fixed(ours), fixed(Attributes(&bytes)), "{family}: {text}");
     }
@@ -288,12 +289,14 @@ fn element(family: Family, set: &str, text: &str) -> Element {
 /// Returns the entries of a list of elements, without nft's notes and the end without a start.
 fn entries(list: Attributes<'_>) -> Vec<BTreeMap<u16, Vec<u8>>> {
     let entries = list.map(|entry| {
-        let attributes = entry.children().filter(|a| a.kind != NFTA_SET_ELEM_USERDATA);
-        attributes.map(|a| (a.kind, a.payload.to_vec())).collect::<BTreeMap<_, _>>()
+        entry
+            .children()
+            .filter(|a| a.kind != NFTA_SET_ELEM_USERDATA)
+            .map(|a| (a.kind, a.payload.to_vec()))
+            .collect::<BTreeMap<_, _>>()
     });
     let is_lone_end = |entry: &BTreeMap<u16, Vec<u8>>| {
-        let key = Attributes(&entry[&NFTA_SET_ELEM_KEY]);
-        let key = key.get(NFTA_DATA_VALUE).unwrap().payload;
+        let key = Attributes(&entry[&NFTA_SET_ELEM_KEY]).get(NFTA_DATA_VALUE).unwrap().payload;
         entry.contains_key(&NFTA_SET_ELEM_FLAGS) && key.iter().all(|byte| *byte == 0)
     };
     entries.filter(|entry| !is_lone_end(entry)).collect()

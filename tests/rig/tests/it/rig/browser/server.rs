@@ -107,8 +107,9 @@ impl Server {
     /// Sends an event.
     pub(super) fn say(&self, word: &str) -> Result<()> {
         let mut followers = self.shared.followers();
-        let mut all = followers.iter_mut();
-        all.try_for_each(|stream| write!(stream, "data: {word}\n\n"))
+        followers
+            .iter_mut()
+            .try_for_each(|stream| write!(stream, "data: {word}\n\n"))
             .context("send an event")
     }
 }
@@ -146,8 +147,7 @@ fn answer(mut stream: TcpStream, shared: &Shared) -> Result<()> {
     let mut head = String::new();
     let mut reader = BufReader::new(stream.try_clone()?);
     while !head.ends_with("\r\n\r\n") && reader.read_line(&mut head)? > 0 {}
-    let path = head.split(' ').nth(1).context("no path")?;
-    let path = path.split('?').next().unwrap_or_default();
+    let path = head.split(' ').nth(1).context("no path")?.split('?').next().unwrap_or_default();
     if path == "/late" {
         thread::sleep(LATE);
     }

@@ -265,9 +265,10 @@ impl Rig {
 
     async fn hear(&mut self) {
         let patience = Duration::from_secs(600);
-        let sent = timeout(patience, self.inbox.recv()).await;
-        let sent = sent.unwrap_or_else(|_| panic!("nothing more: {:?}", self.asked()));
-        let sent = sent.unwrap();
+        let sent = timeout(patience, self.inbox.recv())
+            .await
+            .unwrap_or_else(|_| panic!("nothing more: {:?}", self.asked()))
+            .unwrap();
         // Issues take another way: nothing empty goes through the index.
         assert!(!sent.events.is_empty() || sent.doubt.is_some());
         if let Some((_, doubt)) = sent.doubt {
