@@ -78,10 +78,16 @@ fn manifests(folder: &Path, services: usize) {
         for n in file * 1_000..(file + 1) * 1_000 {
             let (high, low) = (n >> 8, n & 255);
             let name = format!("a-service-of-a-team-{n:05}");
-            let endpoints: String = (0..2).map(|e| {
-                let node = node((n * 2 + e) % NODES);
-                format!("  - {{addresses: [10.{}.{high}.{low}], nodeName: {node}, conditions: {{ready: true}}}}\n", 128 + e)
-            }).collect();
+            let endpoints: String = (0..2)
+                .map(|e| {
+                    let node = node((n * 2 + e) % NODES);
+                    format!(
+                        "  - {{addresses: [10.{}.{high}.{low}], nodeName: {node}, \
+                         conditions: {{ready: true}}}}\n",
+                        128 + e
+                    )
+                })
+                .collect();
             write!(
                 text,
                 "apiVersion: v1\nkind: Service\nmetadata: {{namespace: team-{team}, name: {name}}}\n\

@@ -45,20 +45,20 @@ metadata: {name: n1}
 
 /// What the source says: the objects, and nothing else.
 static BATCH: LazyLock<Batch> = LazyLock::new(|| {
-    let objects = parse(OBJECTS.into()).objects.into_iter();
-    let objects = objects.map(|located| Event::InitApply(Box::new(located)));
-    let events = Kind::ALL.into_iter().map(Event::Init).chain(objects);
-    let events = events.chain(Kind::ALL.into_iter().map(Event::InitDone));
+    let objects = parse(OBJECTS.into()).objects;
+    let applied = objects.into_iter().map(|located| Event::InitApply(Box::new(located)));
+    let [begun, done] =
+        [Event::Init, Event::InitDone].map(|event| Kind::ALL.into_iter().map(event));
     Batch {
-        events: events.collect(),
+        events: begun.chain(applied).chain(done).collect(),
         observed_at: SystemTime::now(),
     }
 });
 
 fuzz_target!(|bytes: &[u8]| {
     // Time stands still: it passes only while everything waits.
-    let mut runtime = tokio::runtime::Builder::new_current_thread();
-    let runtime = runtime.enable_time().start_paused(true).build().unwrap();
+    let mut builder = tokio::runtime::Builder::new_current_thread();
+    let runtime = builder.enable_time().start_paused(true).build().unwrap();
     runtime.block_on(serve(bytes));
 });
 

@@ -134,8 +134,10 @@ impl FromStr for Cidr {
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         let parse = || {
             let (ip, len) = text.trim().split_once('/')?;
-            let digits = !len.is_empty() && len.bytes().all(|b| b.is_ascii_digit());
-            Self::new(parse_ip(ip).ok()?, len.parse().ok().filter(|_| digits)?)
+            if !len.bytes().all(|b| b.is_ascii_digit()) {
+                return None;
+            }
+            Self::new(parse_ip(ip).ok()?, len.parse().ok()?)
         };
         parse().ok_or_else(|| ParseCidrError(text.to_owned()))
     }

@@ -145,7 +145,10 @@ impl Handover {
     /// Waits until all connections have ended, a successor has taken them, or the time is over.
     pub(crate) async fn drain(&mut self, proxy: Option<Arc<dyn backend::Proxy>>) {
         let patience = self.settings.drain;
-        let Some(proxy) = proxy.filter(|_| !patience.is_zero()).and_then(whole) else {
+        if patience.is_zero() {
+            return;
+        }
+        let Some(proxy) = proxy.and_then(whole) else {
             return;
         };
         let deadline = Instant::now() + patience;

@@ -151,30 +151,35 @@ fn kernel(release: &str, wanted: Kind) -> CheckFinding {
 
 /// Tries out all backends of the kernel. Only the one that will be used has to work.
 fn backends(wanted: Kind, settings: &backend::Settings) -> Vec<CheckFinding> {
-    Kind::ALL.into_iter().filter(|kind| kind.describe().serves_in_kernel()).map(|kind| {
-        let name = kind.describe().name;
-        match attempt(kind, settings.clone()) {
-            Attempt::Works => finding(name, Outcome::Ok, "works on this kernel", ""),
-            Attempt::Fails(reason) if kind == wanted => finding(
-                name,
-                Outcome::Bad,
-                reason,
-                "load the module or install the program that is missing, or choose another --backend",
-            ),
-            Attempt::Fails(reason) => finding(
-                name,
-                Outcome::Skipped,
-                format!("not available, and not asked for: {reason}"),
-                "",
-            ),
-            Attempt::NotTried(reason) => finding(
-                name,
-                Outcome::Unknown,
-                format!("cannot be tried out: {reason}"),
-                "run the same command as root",
-            ),
-        }
-    }).collect()
+    Kind::ALL
+        .into_iter()
+        .filter(|kind| kind.describe().serves_in_kernel())
+        .map(|kind| {
+            let name = kind.describe().name;
+            match attempt(kind, settings.clone()) {
+                Attempt::Works => finding(name, Outcome::Ok, "works on this kernel", ""),
+                Attempt::Fails(reason) if kind == wanted => finding(
+                    name,
+                    Outcome::Bad,
+                    reason,
+                    "load the module or install the program that is missing, \
+                     or choose another --backend",
+                ),
+                Attempt::Fails(reason) => finding(
+                    name,
+                    Outcome::Skipped,
+                    format!("not available, and not asked for: {reason}"),
+                    "",
+                ),
+                Attempt::NotTried(reason) => finding(
+                    name,
+                    Outcome::Unknown,
+                    format!("cannot be tried out: {reason}"),
+                    "run the same command as root",
+                ),
+            }
+        })
+        .collect()
 }
 
 /// The outcome of an attempt.

@@ -116,8 +116,8 @@ impl Chart {
     /// # Errors
     /// Helm refuses the values.
     pub fn text(&self, settings: &[&str], options: &[&str]) -> Result<String> {
-        let folder = folder();
-        let folder = folder.to_string_lossy();
+        let path = folder();
+        let folder = path.to_string_lossy();
         let mut args = vec!["template", RELEASE, &folder, "--namespace", RELEASE];
         args.extend(options);
         for setting in settings {

@@ -25,8 +25,8 @@ impl Threshold {
 
     /// Returns the number of nodes that are enough.
     pub fn of(self, nodes: u64) -> u64 {
-        let needed = u128::from(nodes) * u128::from(self.0);
-        let needed = needed.div_ceil(u128::from(Self::ALL.0));
+        let shares = u128::from(nodes) * u128::from(self.0);
+        let needed = shares.div_ceil(u128::from(Self::ALL.0));
         u64::try_from(needed).unwrap_or(u64::MAX)
     }
 

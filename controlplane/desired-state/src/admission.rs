@@ -164,9 +164,11 @@ impl Reserved {
 
     /// Returns the holder of a port on a node's address.
     pub fn holder_on_node(&self, ip: IpAddr, protocol: Protocol, port: u16) -> Option<Holder> {
-        let is_excepted = || self.excepted.iter().any(|place| place.contains(ip, port));
-        let usual = || usual_holder(protocol, port).filter(|_| !is_excepted());
-        self.on_nodes.holder(protocol, port).or_else(usual)
+        self.on_nodes.holder(protocol, port).or_else(|| {
+            let usual = usual_holder(protocol, port)?;
+            let is_excepted = self.excepted.iter().any(|place| place.contains(ip, port));
+            (!is_excepted).then_some(usual)
+        })
     }
 
     /// Returns the holder of a node port. The range of node ports is the operator's choice, so that only programs count
@@ -259,16 +261,24 @@ impl FromStr for ReservedPlace {
 /// the environment. Loopback and link-local addresses are left out, since no Service may have them.
 pub fn own_addresses() -> Vec<IpAddr> {
     let named = std::env::var(POD_IP).ok().and_then(|text| parse_ip(&text).ok());
-    let interfaces = getifaddrs().inspect_err(|error| {
-        tracing::warn!(
-            %error,
-            "cannot read the addresses of this machine; its ports are reserved on the addresses of \
-             nodes only"
-        );
-    }).into_iter().flatten().filter(|interface| interface.interface_name != SERVICES_LINK).filter_map(|interface| {
-        let address = interface.address?;
-        address.as_sockaddr_in().map(|v4| IpAddr::V4(v4.ip())).or_else(|| Some(IpAddr::V6(address.as_sockaddr_in6()?.ip())))
-    });
+    let interfaces = getifaddrs()
+        .inspect_err(|error| {
+            tracing::warn!(
+                %error,
+                "cannot read the addresses of this machine; its ports are reserved on the \
+                         addresses of nodes only"
+            );
+        })
+        .into_iter()
+        .flatten()
+        .filter(|interface| interface.interface_name != SERVICES_LINK)
+        .filter_map(|interface| {
+            let address = interface.address?;
+            address
+                .as_sockaddr_in()
+                .map(|v4| IpAddr::V4(v4.ip()))
+                .or_else(|| Some(IpAddr::V6(address.as_sockaddr_in6()?.ip())))
+        });
     named.into_iter().chain(interfaces).collect()
 }
 

@@ -34,9 +34,11 @@ pub(crate) struct Classes {
 impl Classes {
     /// Puts a Pod into its class, with which it shares what they have in common. Returns the class, and whether it is new.
     pub(crate) fn join(&mut self, namespace: &Arc<str>, pod: &mut PodEntry) -> (PeerId, bool) {
-        let mut encoding = Encoding::new(Kind::Class);
-        let encoding = encoding.text(namespace).labels(pod.labels.iter());
-        let id = encoding.ports(pod.ports.iter()).id();
+        let id = Encoding::new(Kind::Class)
+            .text(namespace)
+            .labels(pod.labels.iter())
+            .ports(pod.ports.iter())
+            .id();
         if let Some(class) = self.classes.get_mut(&id) {
             class.pods += 1;
             pod.labels = class.labels.clone();

@@ -376,21 +376,21 @@ async fn what_drops_packets_on_nodes_is_told_to_those_whose_packets_pass_there()
         agents.push(agent);
     }
     tokio::time::pause();
-    let shown = server(&bound)
+    let answer = server(&bound)
         .explain(packet("n2", pb::PacketSender::Pod))
         .await
         .unwrap()
         .into_inner();
-    let shown: Vec<_> = shown.findings.iter().map(|of| (&*of.code, of.nodes.join(","))).collect();
+    let shown: Vec<_> = answer.findings.iter().map(|of| (&*of.code, of.nodes.join(","))).collect();
     let of = |code, nodes: &str| (code, nodes.to_owned());
     assert_eq!(
         shown,
         [of("ForwardingOff", "n1"), of("ForwardPolicyDrop", "n2")]
     );
     // A description is about all nodes, and names what certainly drops packets.
-    let shown = description(&bound).await;
-    let shown = shown.findings.iter().filter(|of| of.text == "drops packets");
-    let shown: Vec<_> = shown.map(|of| (&*of.code, of.nodes.join(","))).collect();
+    let answer = description(&bound).await;
+    let drops = answer.findings.iter().filter(|of| of.text == "drops packets");
+    let shown: Vec<_> = drops.map(|of| (&*of.code, of.nodes.join(","))).collect();
     assert_eq!(
         shown,
         [of("ConntrackFull", "n3"), of("ForwardingOff", "n1")]

@@ -143,13 +143,15 @@ fn shares(
         if may.contains_key(&address) && (count - fair).abs() > SIGMAS * sigma {
             wrong.push(format!("{name} answered {n} times, its share is {fair:.0}"));
         }
-        let why_not = match endpoint.ready {
-            _ if may.contains_key(&address) => "",
-            false => "  not ready",
-            true => "  not for this caller",
+        let why_not = if may.contains_key(&address) {
+            ""
+        } else if endpoint.ready {
+            "  not for this caller"
+        } else {
+            "  not ready"
         };
-        let node = fit(endpoint.node.as_deref().unwrap_or("?"), 8);
-        let node = node.dimmed();
+        let fitted = fit(endpoint.node.as_deref().unwrap_or("?"), 8);
+        let node = fitted.dimmed();
         let (bar, percent) = (bar(n, most.unwrap_or(0), 36), count * 100.0 / total);
         say!("      {name:<10} {node} {bar} {percent:5.1} % {n:>5}{why_not}");
     }

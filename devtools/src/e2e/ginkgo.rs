@@ -90,8 +90,8 @@ impl Ginkgo<'_> {
         procs: u8,
     ) -> Result<Command> {
         let file = File::create(log).with_context(|| format!("create {}", log.display()))?;
-        let kubeconfig = self.cluster.kubeconfig();
-        let kubeconfig = kubeconfig.display();
+        let path = self.cluster.kubeconfig();
+        let kubeconfig = path.display();
         // All of the tests' processes end with this one, even if this one is killed.
         let mut command = self.cluster.command("setpriv");
         command

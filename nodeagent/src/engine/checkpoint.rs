@@ -157,7 +157,10 @@ impl Checkpoint {
         }
         // The next start must not undo an approved removal.
         let soon = if released { now } else { now + SETTLE };
-        let due = soon.max(self.handed_over.filter(|_| !released).unwrap_or(soon));
+        let due = match self.handed_over {
+            Some(at) if !released => soon.max(at),
+            _ => soon,
+        };
         self.due = Some(self.due.map_or(due, |before| before.min(due)));
     }
 

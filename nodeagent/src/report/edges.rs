@@ -79,10 +79,12 @@ impl<'a> WantedServices<'a> {
             let (namespace, name) = text.split_once('/')?;
             Some(ServiceName::new(namespace, name))
         });
-        let few = question.services.len() <= SERVICES;
+        if question.services.len() > SERVICES {
+            return None;
+        }
         Some(Self {
             namespace: &question.namespace,
-            services: services.collect::<Option<_>>().filter(|_| few)?,
+            services: services.collect::<Option<_>>()?,
         })
     }
 

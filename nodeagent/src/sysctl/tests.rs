@@ -56,8 +56,8 @@ fn f6_sizes_follow_the_processors_between_bounds() {
 
 #[test]
 fn f6_defaults_on_a_fresh_machine() {
-    let root = kernel();
-    let root = root.path();
+    let machine = kernel();
+    let root = machine.path();
     let outcome = apply(root, &ConntrackSettings::default(), 8);
     assert!(outcome.errors.is_empty(), "{:?}", outcome.errors);
     assert_eq!(outcome.written.len(), 4);
@@ -73,8 +73,8 @@ fn f6_defaults_on_a_fresh_machine() {
 
 #[test]
 fn f6_sizes_are_never_lowered_and_nothing_is_set_to_zero() {
-    let root = kernel();
-    let root = root.path();
+    let machine = kernel();
+    let root = machine.path();
     fs::write(root.join(NETFILTER).join(MAX), "2000000").unwrap();
     fs::write(root.join(HASHSIZE), "500000").unwrap();
     let settings = ConntrackSettings {
@@ -89,8 +89,8 @@ fn f6_sizes_are_never_lowered_and_nothing_is_set_to_zero() {
 
 #[test]
 fn f6_everything_can_be_asked_for() {
-    let root = kernel();
-    let root = root.path();
+    let machine = kernel();
+    let root = machine.path();
     let settings = ConntrackSettings {
         max_per_core: 0,
         min: 131_072,
@@ -110,8 +110,8 @@ fn f6_everything_can_be_asked_for() {
 /// An error with one file does not keep others from being set, and each error names the remedy.
 #[test]
 fn f6_failures_are_told_and_stop_nothing() {
-    let root = kernel();
-    let root = root.path();
+    let machine = kernel();
+    let root = machine.path();
     let file = |name: &str| root.join(NETFILTER).join(name);
     fs::remove_file(root.join(HASHSIZE)).unwrap();
     fs::write(

@@ -597,9 +597,9 @@ async fn every_token_and_right_may_be_replaced_while_agents_work() {
 
     probes.have_not_failed();
     drop(probes);
-    let refused = plane.bound.authenticator().refusals().into_iter();
-    let refused = refused.filter(|(port, _, count)| *port == Port::Agents && *count > 0);
-    let refused: Vec<_> = refused.map(|(_, reason, count)| (reason, count)).collect();
+    let refusals = plane.bound.authenticator().refusals().into_iter();
+    let of_agents = refusals.filter(|(port, _, count)| *port == Port::Agents && *count > 0);
+    let refused: Vec<_> = of_agents.map(|(_, reason, count)| (reason, count)).collect();
     assert_eq!(
         refused,
         [(RefusalReason::BadCredential, 1)],

@@ -101,8 +101,11 @@ impl Watch {
             Err(error) => return Err(error).context("send an SCTP INIT"),
         };
         let seen = eventually(timeout, "SCTP INIT", || {
-            let arrived = self.collect().remove(&tag).map(Outcome::Arrived);
-            arrived.or_else(|| icmp_error(&mut socket)).ok_or_else(String::new)
+            let arrived = self.collect().remove(&tag);
+            arrived
+                .map(Outcome::Arrived)
+                .or_else(|| icmp_error(&mut socket))
+                .ok_or_else(String::new)
         });
         Ok(seen.unwrap_or(Outcome::TimedOut))
     }

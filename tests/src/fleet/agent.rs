@@ -146,10 +146,10 @@ impl Agent {
                 break;
             }
             let first = resting.values().min().copied();
-            match first.filter(|_| resting.len() == order.len()) {
-                Some(until) => sleep_until(until).await,
-                None if sent_away => {}
-                None => sleep(backoff.full_jitter()).await,
+            match first {
+                Some(until) if resting.len() == order.len() => sleep_until(until).await,
+                _ if sent_away => {}
+                _ => sleep(backoff.full_jitter()).await,
             }
         }
     }
@@ -381,8 +381,9 @@ impl Talk<'_> {
         self.report_later();
         if self.attending.is_none() {
             self.attending = Some(Attending::begin(meter, self.replica));
-            let way = self.way.take().filter(|_| held_something);
-            if let Some(way) = way {
+            if let Some(way) = self.way.take()
+                && held_something
+            {
                 meter.resumed(way, self.bytes);
             }
         }

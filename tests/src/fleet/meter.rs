@@ -76,8 +76,7 @@ impl Meter {
         violations.back.fetch_add(taken.back, Relaxed);
         violations.vanished.fetch_add(taken.vanished, Relaxed);
         let now = Instant::now();
-        let published = self.published.read();
-        let published = published.unwrap_or_else(PoisonError::into_inner);
+        let published = self.published.read().unwrap_or_else(PoisonError::into_inner);
         let mut took = Vec::new();
         for (before, after) in &taken.moved {
             // Changes that were skipped have arrived with a newer one.

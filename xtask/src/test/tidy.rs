@@ -8,6 +8,8 @@ use anyhow::{Result, ensure};
 use crate::cargo::files;
 use crate::weigh;
 
+mod habits;
+
 /// The page that defines the invariants.
 const PAGE: &str = "ARCHITECTURE.md";
 
@@ -27,6 +29,10 @@ pub(super) fn check(root: &Path) -> Result<()> {
             continue;
         };
         problems.extend(problems_of(file, &text));
+        if file != habits::FILE {
+            let found = habits::found(&text);
+            problems.extend(found.into_iter().map(|(n, habit)| format!("{file}:{n}: {habit}")));
+        }
         if file != file!() {
             problems.extend(unknown_invariants(file, &text, &invariants));
         }

@@ -22,9 +22,13 @@ impl TokenTable {
     /// The problem with a line. The text names the line, never its content.
     pub fn parse(bytes: &[u8]) -> Result<Self, String> {
         let mut reader = csv::ReaderBuilder::new();
-        let reader = reader.has_headers(false).flexible(true).comment(Some(b'#'));
+        reader
+            .has_headers(false)
+            .flexible(true)
+            .comment(Some(b'#'))
+            .trim(csv::Trim::All);
         let mut table = HashMap::new();
-        for record in reader.trim(csv::Trim::All).from_reader(bytes).records() {
+        for record in reader.from_reader(bytes).records() {
             let record = record.map_err(|error| {
                 let line = error.position().map_or(0, csv::Position::line);
                 format!(

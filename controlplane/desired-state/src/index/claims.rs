@@ -131,8 +131,8 @@ impl Claims {
         self.of.get(service).into_iter().flatten().filter_map(move |(claim, _)| {
             let mut ranks = self.ranks.get(claim)?.iter();
             let owns = ranks.next()?.key.service == *service;
-            let next = ranks.find(|rank| rank.key.service != *service);
-            Some((claim, &next.filter(|_| owns)?.key.service))
+            let next = ranks.find(|rank| rank.key.service != *service)?;
+            owns.then_some((claim, &next.key.service))
         })
     }
 

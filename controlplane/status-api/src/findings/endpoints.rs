@@ -228,30 +228,30 @@ pub(super) fn not_usable(service: &ServiceName, detail: &ServiceDetail) -> Vec<F
     }
     let selector = &*detail.facts.origin.selector;
     let all = detail.ports.len();
-    found.into_iter().map(|((code, text), (severity, ports))| {
-        let text = if ports.len() == all {
-text
-} else {
-format!("{}: {text}", names(&ports))
-};
-        let fix = match (code, selector) {
-            (Reason::PublishedNotReady, _) => format!(
-                "if clients should not get them: kubectl patch service -n {} {} -p \
+    found
+        .into_iter()
+        .map(|((code, text), (severity, ports))| {
+            let text = if ports.len() == all { text } else { format!("{}: {text}", names(&ports)) };
+            let fix = match (code, selector) {
+                (Reason::PublishedNotReady, _) => format!(
+                    "if clients should not get them: kubectl patch service -n {} {} -p \
                  '{{\"spec\":{{\"publishNotReadyAddresses\":false}}}}'",
-                service.namespace, service.name
-            ),
-            (_, "") => format!(
-                "the Service has no selector: the author of its EndpointSlices says so; kubectl get endpointslices -n \
-                 {} -l {SERVICE_NAME_LABEL}={} -o yaml",
-                service.namespace, service.name
-            ),
-            (_, selector) => format!(
-                "kubectl get pods -n {} -l {selector} -o wide; read the events of a Pod that is not ready",
-                service.namespace
-            ),
-        };
-        Finding::new(code, severity, text, fix)
-    }).collect()
+                    service.namespace, service.name
+                ),
+                (_, "") => format!(
+                    "the Service has no selector: the author of its EndpointSlices says so; \
+                     kubectl get endpointslices -n {} -l {SERVICE_NAME_LABEL}={} -o yaml",
+                    service.namespace, service.name
+                ),
+                (_, selector) => format!(
+                    "kubectl get pods -n {} -l {selector} -o wide; \
+                     read the events of a Pod that is not ready",
+                    service.namespace
+                ),
+            };
+            Finding::new(code, severity, text, fix)
+        })
+        .collect()
 }
 
 /// Returns what the conditions of a port's endpoints mean.

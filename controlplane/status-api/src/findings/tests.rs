@@ -55,9 +55,17 @@ fn service(changes: &Value) -> Value {
 
 /// A slice with one port; each endpoint with its conditions.
 fn slice(port: &Value, conditions: &[Value]) -> Value {
-    let endpoints: Vec<Value> = conditions.iter().enumerate().map(|(n, conditions)| {
-        json!({ "addresses": [format!("10.1.0.{}", n + 1)], "nodeName": "n1", "conditions": conditions })
-    }).collect();
+    let endpoints: Vec<Value> = conditions
+        .iter()
+        .enumerate()
+        .map(|(n, conditions)| {
+            json!({
+                "addresses": [format!("10.1.0.{}", n + 1)],
+                "nodeName": "n1",
+                "conditions": conditions,
+            })
+        })
+        .collect();
     let ports = if port.is_null() { json!([]) } else { json!([port]) };
     json!({
         "kind": "EndpointSlice",

@@ -77,8 +77,10 @@ impl Sheet {
             "node" => Self::Node(Some(value("name")).filter(|name| !name.is_empty())?),
             "service" => {
                 let name = ServiceName::new(&value("namespace"), &value("name"));
-                let whole = !name.namespace.is_empty() && !name.name.is_empty();
-                Self::Service(Some(name).filter(|_| whole)?)
+                if name.namespace.is_empty() || name.name.is_empty() {
+                    return None;
+                }
+                Self::Service(name)
             }
             "map" => Self::Map(Filter {
                 of: value("namespace"),

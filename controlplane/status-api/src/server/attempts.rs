@@ -257,8 +257,8 @@ mod tests {
         assert_eq!(plan.neighbour(), Some(("n3", "10.96.0.1:80")));
         let connected = [attempt(pb::AttemptOutcome::Connected)];
         let silent = [attempt(pb::AttemptOutcome::Silent)];
-        let reported = plan.result(explanation(), Ok(&connected), Ok(&silent));
-        let reported = reported.attempts.iter().map(|of| {
+        let answer = plan.result(explanation(), Ok(&connected), Ok(&silent));
+        let reported = answer.attempts.iter().map(|of| {
             let outcome = of.attempt.as_ref().unwrap().outcome();
             (of.through_service, of.node.as_str(), outcome)
         });

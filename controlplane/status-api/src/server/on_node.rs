@@ -40,11 +40,12 @@ pub(super) fn on_node(
     let standings = Standings::new(hub, &followed, others);
     let mut nodes = snapshot.nodes();
     let found = match wanted {
-        "" => nodes.next().filter(|_| nodes.next().is_none()).ok_or_else(|| {
-            Status::invalid_argument(
+        "" => match (nodes.next(), nodes.next()) {
+            (Some(node), None) => Ok(node),
+            _ => Err(Status::invalid_argument(
                 "there are several nodes: say which one handles the packet (--via NODE)",
-            )
-        }),
+            )),
+        },
         wanted => nodes.find(|(name, _)| ***name == *wanted).ok_or_else(|| unknown_node(wanted)),
     };
     let (name, node) = found?;

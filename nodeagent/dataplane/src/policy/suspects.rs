@@ -58,7 +58,11 @@ impl Suspects {
                 .iter()
                 .min_by_key(|(_, deaths)| deaths.count)
                 .map(|(name, _)| name.clone());
-            least.filter(|_| deaths.len() >= MOST).and_then(|least| deaths.remove(&least));
+            if deaths.len() >= MOST
+                && let Some(least) = least
+            {
+                deaths.remove(&least);
+            }
             deaths.insert(name, Deaths { hash, count });
         }
         let mut suspects = Self {

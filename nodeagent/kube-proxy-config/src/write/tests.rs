@@ -87,8 +87,9 @@ prop_compose! {
         split_stream: bool, info_buffer_size in quantity(),
         vmodule in prop::collection::vec((text(), any::<u32>()), 0..3),
     ) -> Logging {
-        let vmodule = vmodule.into_iter();
-        let vmodule = vmodule.map(|(file_pattern, verbosity)| Vmodule { file_pattern, verbosity });
+        let vmodule = vmodule
+            .into_iter()
+            .map(|(file_pattern, verbosity)| Vmodule { file_pattern, verbosity });
         Logging {
             format, flush_frequency, verbosity,
             vmodule: vmodule.collect(),

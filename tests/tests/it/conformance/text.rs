@@ -238,12 +238,14 @@ impl<'a> Draft<'a> {
             .collect::<Result<Vec<_>>>()?;
         let known = everywhere(self.number);
         let mut new = slices(self.service.as_ref().unwrap_or(&known), &pods);
-        for slice in new.iter_mut().filter(|_| again) {
-            let name = format!(
-                "{}-z",
-                slice["metadata"]["name"].as_str().unwrap_or_default()
-            );
-            slice["metadata"]["name"] = json!(name);
+        if again {
+            for slice in new.iter_mut() {
+                let name = format!(
+                    "{}-z",
+                    slice["metadata"]["name"].as_str().unwrap_or_default()
+                );
+                slice["metadata"]["name"] = json!(name);
+            }
         }
         self.begin = self.slices.len();
         self.slices.append(&mut new);

@@ -120,8 +120,8 @@ pub(crate) fn i4_rules_of_kubelet_and_others_stay_as_they_were() -> Result<()> {
     need_tools(&IPTABLES)?;
     need_tools(&["nft"])?;
     let node = NetNs::new("node")?;
-    let all = [Mode::Legacy, Mode::Nft].map(|mode| Family::ALL.map(|family| (mode, family)));
-    let all = all.as_flattened();
+    let pairs = [Mode::Legacy, Mode::Nft].map(|mode| Family::ALL.map(|family| (mode, family)));
+    let all = pairs.as_flattened();
     let list = || -> Result<Vec<Vec<String>>> {
         all.iter().map(|(mode, family)| mode.save(&node, *family)).collect()
     };

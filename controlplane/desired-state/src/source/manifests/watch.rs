@@ -98,11 +98,11 @@ pub(super) async fn run_stdin(sink: mpsc::Sender<Batch>) -> Result<(), SourceErr
     // terminal waits.
     let (done, loaded) = oneshot::channel();
     std::thread::spawn(move || drop(done.send(super::load_stdin())));
-    let catalog = tokio::select! {
+    let loaded = tokio::select! {
         () = sink.closed() => return Ok(()),
         loaded = loaded => loaded.unwrap_or_else(|_| Err(io::ErrorKind::Interrupted.into())),
     };
-    let catalog = catalog.map_err(|source| SourceError::Unreadable {
+    let catalog = loaded.map_err(|source| SourceError::Unreadable {
         path: super::STDIN_NAME.to_owned(),
         source,
     })?;

@@ -23,7 +23,7 @@ pub(super) fn diff(hub: &Hub, others: &Collected, node: &str) -> Result<pb::Diff
         ));
     }
     let page = Snapshot::with(hub, others).only(node);
-    let status = page.nodes.into_iter().next().ok_or_else(|| unknown_node(node))?;
+    let status = page.nodes.first().ok_or_else(|| unknown_node(node))?;
     let Some(report) = &status.report else {
         return Err(Status::not_found(format!(
             "the agent of node {node} has not reported to this control plane: kpctl describe node {node}"

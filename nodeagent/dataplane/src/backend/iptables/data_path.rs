@@ -333,7 +333,7 @@ impl<T: Tables> DataPath for IptablesDataPath<T> {
         if let Some(difference) = difference {
             return Err(StepError::Drifted(difference));
         }
-        self.known = before.filter(|_| before == self.tables.generation());
+        self.known = before.filter(|before| self.tables.generation() == Some(*before));
         Ok(Verification::Equal)
     }
 

@@ -155,9 +155,10 @@ pub(crate) fn np13_connections_that_are_denied_now_are_cut() -> Result<()> {
     }
     stage.apply(&policy("clients", CLIENTS))?;
     for (from, to, goes_on, session) in &mut sessions {
-        match goes_on {
-            true => session(SOON)?,
-            false => is_cut(&format!("{from} to {to}"), session)?,
+        if *goes_on {
+            session(SOON)?;
+        } else {
+            is_cut(&format!("{from} to {to}"), session)?;
         }
     }
     stage.delete(&policy("clients", CLIENTS))?;

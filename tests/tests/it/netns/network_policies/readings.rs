@@ -171,17 +171,19 @@ impl Judge<'_> {
         };
         let to_end = End::named(behind, family);
         let asked = End::named("node1", family);
-        let client = match to.starts_with("port") {
+        let client = if to.starts_with("port") {
             // A node port of node-1.
-            true if self.errs(Reading::NodePortKeepsClient) => from,
-            true if self.errs(Reading::NodePortHidesClient) => End::named("node2", family),
-            true if to_end.home() == Some(1) => from,
-            true => asked,
-            false if to.starts_with("svc") && self.errs(Reading::ClusterIpHidesClient) => from
-                .home()
-                .map(|node| End::named(&format!("node{node}"), family))
-                .unwrap_or(from),
-            false => from,
+            if self.errs(Reading::NodePortHidesClient) {
+                End::named("node2", family)
+            } else if to_end.home() == Some(1) || self.errs(Reading::NodePortKeepsClient) {
+                from
+            } else {
+                asked
+            }
+        } else if to.starts_with("svc") && self.errs(Reading::ClusterIpHidesClient) {
+            from.home().map_or(from, |node| End::named(&format!("node{node}"), family))
+        } else {
+            from
         };
         Ok(Seen {
             from,

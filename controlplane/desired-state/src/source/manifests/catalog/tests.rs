@@ -381,8 +381,11 @@ proptest! {
     ) {
         let mut catalog = Catalog::default();
         let mut follower = BTreeMap::<ObjectId, Object>::new();
-        let last_files = ["x", "y", "z"].iter().zip(&last);
-        let last_files: Vec<_> = last_files.map(|(f, t)| (f.to_string(), Some(services(t)))).collect();
+        let last_files: Vec<_> = ["x", "y", "z"]
+            .iter()
+            .zip(&last)
+            .map(|(f, t)| (f.to_string(), Some(services(t))))
+            .collect();
         for (file, text) in changes.into_iter().chain(last_files.clone()) {
             for event in catalog.apply([change(&file, text)], Vec::new()) {
                 match event {

@@ -77,7 +77,7 @@ impl<K: Kernel> IpvsDataPath<K> {
             return Ok(());
         }
         self.rules.found = self.kernel.rules().map_err(unreadable)?;
-        self.rules.known = generation.filter(|_| generation == self.kernel.generation());
+        self.rules.known = generation.filter(|before| self.kernel.generation() == Some(*before));
         Ok(())
     }
 }
