@@ -125,7 +125,7 @@ pub(crate) fn build(profile: &str) -> Result<PathBuf> {
     let packages = ["kplane-bench", "kp-controlplane", "kp-nodeagent"]
         .map(|name| ["--package", name])
         .concat();
-    let mut build = cargo::in_bench("build")?;
+    let mut build = cargo::apart(cargo::BENCH, "build")?;
     cargo::status(build.args(["--profile", profile]).args(packages))?;
     Ok(cargo::programs(profile)?.join("kplane-bench"))
 }

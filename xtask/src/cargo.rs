@@ -8,6 +8,8 @@ use anyhow::{Context as _, Result, ensure};
 
 /// The benchmarks, which are a workspace of their own.
 pub(crate) const BENCH: &str = "bench/Cargo.toml";
+/// The targets for fuzzing, which are another one.
+pub(crate) const FUZZ: &str = "fuzz/Cargo.toml";
 /// Checks lints.
 const CLIPPY: &str = "clippy-driver";
 
@@ -44,11 +46,17 @@ pub(crate) fn cargo() -> Result<Command> {
     Ok(command)
 }
 
-/// Prepares a command of cargo for the benchmarks. It reads the profiles in the product's manifest as configuration, and
-/// takes the dependencies that are compiled for the product.
-pub(crate) fn in_bench(command: &str) -> Result<Command> {
+/// Prepares a command of cargo for a workspace beside the product's. It reads the profiles in the product's manifest as
+/// configuration, and takes the dependencies that are compiled for the product.
+pub(crate) fn apart(manifest: &str, command: &str) -> Result<Command> {
     let mut cargo = cargo()?;
-    cargo.args([command, "--manifest-path", BENCH, "--config", "Cargo.toml"]);
+    cargo.args([
+        command,
+        "--manifest-path",
+        manifest,
+        "--config",
+        "Cargo.toml",
+    ]);
     cargo.arg("--target-dir").arg(target()?);
     Ok(cargo)
 }

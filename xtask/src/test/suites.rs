@@ -117,13 +117,14 @@ const APART: &str = "ipvs::virtual_server_faults";
 type Other = (&'static str, Option<Lane>, u32, u32, Run);
 
 #[rustfmt::skip]
-const OTHERS: [Other; 10] = [
+const OTHERS: [Other; 11] = [
     ("demo", None, 60, 15, Run::Dev(&["demo"])),
     ("demo of a real cluster's objects", None, 60, 25, Run::Dev(&["demo", "--objects", "tests/data/cluster-dump.yaml"])),
     ("demo without rights", None, 60, 20, Run::Dev(&["demo", "--userspace"])),
     ("doc tests", None, FILLER, 30, Run::Cargo(&["test", "--workspace", "--doc"])),
     ("docs", Some(Lane::All), FILLER, 120, Run::Cargo(&["doc", "--workspace", "--no-deps", "--document-private-items"])),
     ("benchmarks", Some(Lane::All), FILLER, 90, Run::Tool(tools::lint_bench)),
+    ("fuzz targets", Some(Lane::All), FILLER, 60, Run::Tool(tools::check_fuzz)),
     ("agent without features", Some(Lane::All), FILLER, 30, Run::Tool(tools::bare_agent)),
     ("licences", Some(Lane::All), FILLER, 5, Run::Tool(tools::deny)),
     ("licences of benchmarks", Some(Lane::All), FILLER, 5, Run::Tool(tools::deny_bench)),

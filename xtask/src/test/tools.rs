@@ -7,7 +7,7 @@ use std::process::Command;
 use anyhow::{Context as _, Result};
 
 use crate::book;
-use crate::cargo::{BENCH, cargo, in_bench, run, status};
+use crate::cargo::{BENCH, apart, cargo, run, status};
 use crate::tool::Tool;
 
 /// Checks licences, bans and sources.
@@ -24,7 +24,9 @@ pub(super) fn install(programs: &Path) -> Result<()> {
     book::install()?;
     // What only other platforms need is checked as well, and not downloaded by a build.
     run(&["fetch", "--locked", "--quiet"])?;
-    run(&["fetch", "--locked", "--quiet", "--manifest-path", BENCH])?;
+    for manifest in [BENCH, FUZZ] {
+        run(&["fetch", "--locked", "--quiet", "--manifest-path", manifest])?;
+    }
     // Packages, Kubernetes and the virtual machine of the tests.
     status(Command::new(programs.join("kplane-dev")).arg("tools"))
 }
@@ -50,9 +52,14 @@ fn deny_of(root: &Path, manifest: &str) -> Result<Command> {
 
 /// Checks that the benchmarks compile, without warnings.
 pub(super) fn lint_bench(_: &Path) -> Result<Command> {
-    let mut command = in_bench("clippy")?;
+    let mut command = apart(BENCH, "clippy")?;
     command.args(["--", "-D", "warnings"]);
     Ok(command)
+}
+
+/// Checks that the targets for fuzzing compile.
+pub(super) fn check_fuzz(_: &Path) -> Result<Command> {
+    apart(FUZZ, "check")
 }
 
 /// Checks the agent without its features: no userspace proxy, and no control plane inside.
