@@ -7,7 +7,7 @@ use std::process::Command;
 use anyhow::{Context as _, Result};
 
 use crate::book;
-use crate::cargo::{BENCH, apart, cargo, run, status};
+use crate::cargo::{BENCH, FUZZ, apart, cargo, run, status};
 use crate::tool::Tool;
 
 /// Checks licences, bans and sources.

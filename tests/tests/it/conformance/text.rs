@@ -239,7 +239,7 @@ impl<'a> Draft<'a> {
         let known = everywhere(self.number);
         let mut new = slices(self.service.as_ref().unwrap_or(&known), &pods);
         if again {
-            for slice in new.iter_mut() {
+            for slice in &mut new {
                 let name = format!(
                     "{}-z",
                     slice["metadata"]["name"].as_str().unwrap_or_default()
