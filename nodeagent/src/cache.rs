@@ -9,7 +9,7 @@
 //!
 //! The file has three uses. The agent resumes from it, so that an unchanged state costs no snapshot. The
 //! cliff guard compares the first snapshot with it. The agent serves from it while no control plane
-//! answers (`engine/alone.rs`). Without a usable file the agent works, logs that once, and does not
+//! answers (`engine/offline_start.rs`). Without a usable file the agent works, logs that once, and does not
 //! remember earlier objects at its next start.
 
 mod file;

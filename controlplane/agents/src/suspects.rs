@@ -6,7 +6,7 @@
 //!        other replicas <- shared -> Suspects -> index: endpoints there count as terminating
 //! ```
 //!
-//! This is what all may know; `neighbours.rs` finds it out.
+//! This is what all may know; `failure_detector.rs` finds it out.
 
 mod shared;
 
