@@ -19,6 +19,6 @@ fuzz_target!(|bytes: &[u8]| {
         let mut desired = Desired::new(CliffGuard::default());
         desired.restore(held_state);
         desired.serve_restored();
-        assert!(desired.snapshot(1).is_some());
+        assert!(desired.saved_state(1).is_some());
     }
 });

@@ -27,7 +27,7 @@ use kplane_model::{Digest, NodeName, ObjectHash};
 
 pub use self::file::FileError;
 use crate::claim::LOCK;
-use crate::desired::{Snapshot, is_folder};
+use crate::desired::{SavedState, is_folder};
 use kplane_dataplane::chain;
 use kplane_dataplane::kernel_setting;
 use kplane_dataplane::policy::Tell;
@@ -69,7 +69,7 @@ enum Storage {
 /// The content of a cache file in memory, for simulations.
 pub type MemoryFile = Arc<Mutex<Vec<u8>>>;
 
-/// Writes the snapshots that callers hand over.
+/// Writes the states that callers hand over.
 #[derive(Debug)]
 pub struct CheckpointWriter(Output);
 
@@ -83,7 +83,7 @@ enum Output {
     MemoryFile(MemoryFile, NodeName),
 }
 
-/// The snapshot to write next. A newer snapshot replaces one that waits.
+/// The state to write next. A newer state replaces one that waits.
 #[derive(Debug, Default)]
 struct WriteSlot {
     state: Mutex<PendingWrite>,
@@ -92,16 +92,16 @@ struct WriteSlot {
 
 #[derive(Debug, Default)]
 struct PendingWrite {
-    snapshot: Option<Snapshot>,
+    saved: Option<SavedState>,
     /// A text that is not written yet, and its time.
     note: Option<(String, Instant)>,
-    /// This is the last snapshot.
+    /// This is the last state.
     last: bool,
 }
 
 /// What to write next.
 enum Item {
-    Snapshot(Snapshot),
+    SavedState(SavedState),
     Note(String),
 }
 
@@ -109,7 +109,7 @@ enum Item {
 #[derive(Debug, Default)]
 pub struct Remains {
     /// What the node served; `None` = not known.
-    pub snapshot: Option<Snapshot>,
+    pub saved: Option<SavedState>,
     /// The last text for [`CheckpointWriter::notes`].
     pub suspects: String,
 }
@@ -120,12 +120,12 @@ impl WriteSlot {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn put(&self, snapshot: Option<Snapshot>, last: bool) {
-        let mut paper = self.lock();
-        if snapshot.is_some() {
-            paper.snapshot = snapshot;
+    fn put(&self, saved: Option<SavedState>, last: bool) {
+        let mut pending = self.lock();
+        if saved.is_some() {
+            pending.saved = saved;
         }
-        paper.last |= last;
+        pending.last |= last;
         self.wake.notify_one();
     }
 
@@ -139,21 +139,21 @@ impl WriteSlot {
 
     /// Waits for something to write; returns `None` when there will be no more.
     fn next(&self) -> Option<Item> {
-        let mut paper = self.lock();
+        let mut pending = self.lock();
         loop {
-            let last = paper.last;
+            let last = pending.last;
             let is_due = |(_, at): &mut (String, Instant)| last || at.elapsed() >= LONG;
-            if let Some((note, _)) = paper.note.take_if(is_due) {
+            if let Some((note, _)) = pending.note.take_if(is_due) {
                 return Some(Item::Note(note));
             }
-            match paper.snapshot.take() {
-                Some(snapshot) => return Some(Item::Snapshot(snapshot)),
+            match pending.saved.take() {
+                Some(saved) => return Some(Item::SavedState(saved)),
                 None if last => return None,
                 None => {}
             }
-            let patience = paper.note.as_ref().map_or(Duration::MAX, |_| LONG);
-            let waited = self.wake.wait_timeout(paper, patience);
-            (paper, _) = waited.unwrap_or_else(PoisonError::into_inner);
+            let patience = pending.note.as_ref().map_or(Duration::MAX, |_| LONG);
+            let waited = self.wake.wait_timeout(pending, patience);
+            (pending, _) = waited.unwrap_or_else(PoisonError::into_inner);
         }
     }
 }
@@ -219,8 +219,8 @@ impl Cache {
     ///
     /// # Errors
     /// The reason why the content cannot be used.
-    pub fn parse(content: Vec<u8>, node: &str) -> Result<Snapshot, FileError> {
-        Ok(format::decode(content, node)?.snapshot)
+    pub fn parse(content: Vec<u8>, node: &str) -> Result<SavedState, FileError> {
+        Ok(format::decode(content, node)?.saved)
     }
 
     /// Appends the checksum to content that was made by hand, for tests.
@@ -245,7 +245,7 @@ impl Cache {
                 let known = format::decode(bytes, &self.node).ok();
                 let writer = CheckpointWriter(Output::MemoryFile(content, self.node));
                 let left = Remains {
-                    snapshot: known.map(|loaded| loaded.snapshot),
+                    saved: known.map(|loaded| loaded.saved),
                     ..Remains::default()
                 };
                 Ok((writer, left))
@@ -272,7 +272,7 @@ impl Disk {
             let suspects = file::read_text(&self.suspects());
             let left = Remains {
                 suspects: suspects.clone(),
-                snapshot: self.load(),
+                saved: self.load(),
             };
             // The receiver is gone if the disk took too long.
             let _ = reported.send(left);
@@ -293,12 +293,12 @@ impl Disk {
         self.path.with_file_name(file_name(SUSPECTS, &self.node))
     }
 
-    fn load(&self) -> Option<Snapshot> {
+    fn load(&self) -> Option<SavedState> {
         let started = Instant::now();
         let file = self.path.display();
         let loaded = file::read(&self.path).and_then(|content| {
             let mut loaded = format::decode(content.bytes, &self.node)?;
-            let source = &*loaded.snapshot.cluster;
+            let source = &*loaded.saved.cluster;
             let is_ours = match &self.source {
                 Some(folder) => *source == **folder,
                 None => !is_folder(source),
@@ -306,21 +306,21 @@ impl Disk {
             if !is_ours {
                 return Err(FileError::OtherSource(source.to_owned()));
             }
-            if loaded.snapshot.confirmed_ms == 0 {
-                loaded.snapshot.confirmed_ms = content.written_ms;
+            if loaded.saved.confirmed_ms == 0 {
+                loaded.saved.confirmed_ms = content.written_ms;
             }
             Ok(loaded)
         });
         match loaded {
-            Ok(format::CacheContent { snapshot, skipped }) => {
+            Ok(format::CacheContent { saved, skipped }) => {
                 tracing::info!(
                     %file,
-                    objects = snapshot.objects.len(),
+                    objects = saved.objects.len(),
                     skipped,
                     took = ?started.elapsed(),
                     "read the cache of what this node served"
                 );
-                Some(snapshot)
+                Some(saved)
             }
             Err(FileError::Absent) => None,
             Err(error) => {
@@ -340,8 +340,8 @@ impl Disk {
         let suspects = self.suspects();
         let mut complained = false;
         while let Some(item) = slot.next() {
-            let snapshot = match item {
-                Item::Snapshot(snapshot) => snapshot,
+            let saved = match item {
+                Item::SavedState(saved) => saved,
                 Item::Note(note) => {
                     if note != noted {
                         // Without notes, no death is explained: nothing else fails.
@@ -352,10 +352,10 @@ impl Disk {
                 }
             };
             let started = Instant::now();
-            let written = file::replace(&self.path, |to| format::encode(to, &self.node, &snapshot));
+            let written = file::replace(&self.path, |to| format::encode(to, &self.node, &saved));
             match written {
                 Ok(bytes) => {
-                    let (objects, took) = (snapshot.objects.len(), started.elapsed());
+                    let (objects, took) = (saved.objects.len(), started.elapsed());
                     tracing::debug!(%file, objects, bytes, ?took, "wrote the cache");
                     complained = false;
                 }
@@ -385,23 +385,23 @@ impl CheckpointWriter {
         Some(Box::new(move |note| slot.put_note(note)))
     }
 
-    /// Hands over a snapshot to write.
-    pub fn take(&self, snapshot: Snapshot) {
+    /// Hands over a state to write.
+    pub fn take(&self, saved: SavedState) {
         match &self.0 {
-            Output::Thread { slot, .. } => slot.put(Some(snapshot), false),
+            Output::Thread { slot, .. } => slot.put(Some(saved), false),
             Output::MemoryFile(content, node) => {
                 let mut bytes = Vec::new();
                 // Memory takes everything.
-                let _ = format::encode(&mut bytes, node, &snapshot);
+                let _ = format::encode(&mut bytes, node, &saved);
                 *lock(content) = bytes;
             }
         }
     }
 
     /// Ends the thread and waits until it has written everything, for a few seconds at most.
-    pub fn close(&self, last: Option<Snapshot>) {
+    pub fn close(&self, last: Option<SavedState>) {
         let Output::Thread { slot, ended } = &self.0 else {
-            last.into_iter().for_each(|snapshot| self.take(snapshot));
+            last.into_iter().for_each(|saved| self.take(saved));
             return;
         };
         slot.put(last, true);

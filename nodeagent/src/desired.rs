@@ -33,7 +33,7 @@ pub use enforcement::Enforcement;
 pub use freshness::{Freshness, Lag, Offer};
 pub use guard::{CliffGuard, Confidence};
 pub use held::Held;
-pub use restored::{Remembered, Snapshot};
+pub use restored::{Remembered, SavedState};
 pub(crate) use restored::{folder_id, is_folder};
 pub use update::{Change, Collector, Position, Refusal, Remedy, Trigger, Update, now_ms};
 

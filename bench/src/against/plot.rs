@@ -74,7 +74,7 @@ fn letters(size: i32, colour: RGBColor) -> TextStyle<'static> {
     style.pos(Pos::new(HPos::Left, VPos::Center))
 }
 
-/// The snapshot.
+/// The picture.
 pub(crate) fn svg(rows: &[Row], subtitle: &str) -> Result<String> {
     let mut out = String::new();
     let root = SVGBackend::with_string(&mut out, (920, 716)).into_drawing_area();

@@ -49,7 +49,7 @@ pub struct Hub {
     shutdown: CancellationToken,
 }
 
-/// What this replica is. The wiring sets each cell once.
+/// Facts about this replica. The wiring sets each cell once.
 #[derive(Debug)]
 pub struct ReplicaInfo {
     /// Name of the source.
@@ -62,7 +62,7 @@ pub struct ReplicaInfo {
     pub plain_text_ports: OnceLock<Vec<String>>,
     /// The Node on which this replica runs, if that is known.
     pub own_node: OnceLock<NodeName>,
-    /// Where all replicas serve agents, if this one knows it.
+    /// Addresses at which all replicas serve agents, if they are known.
     pub listed: OnceLock<Listed>,
     /// The cluster's name from `--cluster-name`, if it was given.
     pub cluster_name: OnceLock<String>,
@@ -79,14 +79,14 @@ pub struct Notices {
     pub tainted: Tainted,
 }
 
-/// What the streams to agents share.
+/// State that all streams to agents share.
 #[derive(Debug, Default)]
 pub struct StreamControls {
     /// Whether agents are asked to leave, because the control plane is about to end.
     pub draining: Draining,
     /// Admission of agents that need a snapshot.
     pub snapshots: Snapshots,
-    /// What streams have sent to agents.
+    /// Counters of what streams have sent to agents.
     pub traffic: Arc<Traffic>,
     /// Pods that wait to end.
     pub departures: PrestopQuestions,
@@ -163,7 +163,7 @@ impl Hub {
         &self.agents
     }
 
-    /// Returns what the streams to agents share.
+    /// Returns the state that all streams to agents share.
     pub fn streams(&self) -> &StreamControls {
         &self.streams
     }
@@ -178,7 +178,7 @@ impl Hub {
         &self.suspects
     }
 
-    /// Returns what this replica is.
+    /// Returns the facts about this replica.
     pub fn replica(&self) -> &ReplicaInfo {
         &self.replica
     }

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! connection (TLS, certificate) --+
-//! header `authorization` ---------+--Authenticator::visit--> Visitor --Visitor::may--> Ok, or a Refusal
+//! header `authorization` ---------+--authenticate--> Caller --Caller::may--> Ok, or a Refusal
 //!                                        |                       |
 //!                              tokens, token_file             rights
 //! ```

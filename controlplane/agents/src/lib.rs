@@ -3,10 +3,10 @@
 //! ```text
 //! kplane_desired_state: the store -> hub -> streams -> agents -> streams -> fleet: what each agent has reported
 //!                             who may come in: limiters, identity, authority, certs
-//!                             what people have ordered: orders
-//! inquiry: questions to agents; departures: agents' questions about Pods that wait to end
+//!                             what operators have ordered: overrides
+//! node_query: questions to agents; prestop: agents' questions about Pods that wait to end
 //! peers: what other replicas know, and what their agents answer
-//! suspects, neighbours: nodes that are probably dead, and how that is found out
+//! suspects, failure_detector: nodes that are probably dead, and how that is found out
 //! events, taints: what the API server learns of it
 //! ```
 //!

@@ -76,7 +76,7 @@ impl Default for Completeness {
 }
 
 impl Completeness {
-    /// Creates the completeness of a picture that second lists of these kinds together confirm.
+    /// Creates the completeness of objects that second lists of these kinds together confirm.
     pub fn confirmed_by(confirming: &'static [Kind]) -> Self {
         Self {
             confirming,

@@ -33,7 +33,7 @@ use kplane_proto::convert::{decode_object, encode_object};
 use siphasher::sip128::{Hasher128 as _, SipHasher13};
 
 use super::file::FileError;
-use crate::desired::{Freshness, Position, Remembered, Snapshot};
+use crate::desired::{Freshness, Position, Remembered, SavedState};
 
 const MAGIC: &[u8] = b"kplane desired state\n";
 
@@ -46,13 +46,13 @@ const HASH: usize = 16;
 /// The content of a file.
 #[derive(Debug)]
 pub(super) struct CacheContent {
-    pub(super) snapshot: Snapshot,
+    pub(super) saved: SavedState,
     /// The number of objects that this version does not understand.
     pub(super) skipped: usize,
 }
 
-/// Writes a snapshot.
-pub(super) fn encode(to: &mut dyn Write, node: &str, snapshot: &Snapshot) -> io::Result<()> {
+/// Writes a state.
+pub(super) fn encode(to: &mut dyn Write, node: &str, saved: &SavedState) -> io::Result<()> {
     let mut to = Summing {
         inner: to,
         sum: SipHasher13::new(),
@@ -60,28 +60,28 @@ pub(super) fn encode(to: &mut dyn Write, node: &str, snapshot: &Snapshot) -> io:
     to.write_all(MAGIC)?;
     to.write_all(&VERSION.to_be_bytes())?;
     to.block(node.as_bytes())?;
-    to.write_all(&snapshot.position.epoch.to_be_bytes())?;
-    to.write_all(&snapshot.position.revision.to_be_bytes())?;
-    to.write_all(&snapshot.digest.to_bytes())?;
-    to.write_all(&length(snapshot.objects.len())?)?;
-    for one in &snapshot.objects {
+    to.write_all(&saved.position.epoch.to_be_bytes())?;
+    to.write_all(&saved.position.revision.to_be_bytes())?;
+    to.write_all(&saved.digest.to_bytes())?;
+    to.write_all(&length(saved.objects.len())?)?;
+    for one in &saved.objects {
         to.write_all(&[u8::from(one.held)])?;
         to.block(&encode_object(&one.object))?;
     }
-    to.write_all(&snapshot.confirmed_ms.to_be_bytes())?;
-    to.block(snapshot.cluster.as_bytes())?;
-    to.write_all(&length(snapshot.freshness.kinds().len())?)?;
-    for (kind, version) in snapshot.freshness.kinds() {
+    to.write_all(&saved.confirmed_ms.to_be_bytes())?;
+    to.block(saved.cluster.as_bytes())?;
+    to.write_all(&length(saved.freshness.kinds().len())?)?;
+    for (kind, version) in saved.freshness.kinds() {
         to.block(kind.as_bytes())?;
         to.block(version.as_bytes())?;
     }
-    let addresses: Vec<IpAddr> = snapshot.last_known.into_iter().flatten().collect();
+    let addresses: Vec<IpAddr> = saved.last_known.into_iter().flatten().collect();
     to.write_all(&length(addresses.len())?)?;
     for ip in addresses {
         to.block(&octets(ip))?;
     }
-    to.write_all(&length(snapshot.pod_ranges.len())?)?;
-    for range in &snapshot.pod_ranges {
+    to.write_all(&length(saved.pod_ranges.len())?)?;
+    for range in &saved.pod_ranges {
         to.write_all(&[range.prefix_len()])?;
         to.block(&octets(range.first()))?;
     }
@@ -89,7 +89,7 @@ pub(super) fn encode(to: &mut dyn Write, node: &str, snapshot: &Snapshot) -> io:
     to.inner.write_all(&sum.to_be_bytes())
 }
 
-/// Reads a snapshot that was written for this node.
+/// Reads a state that was written for this node.
 pub(super) fn decode(file: Vec<u8>, node: &str) -> Result<CacheContent, FileError> {
     let mut rest = Bytes::from(file);
     if !rest.starts_with(MAGIC) || rest.len() < MAGIC.len() + HASH {
@@ -140,7 +140,7 @@ pub(super) fn decode(file: Vec<u8>, node: &str) -> Result<CacheContent, FileErro
     let freshness = if rest.is_empty() { Freshness::default() } else { freshness(&mut rest)? };
     let last_known = if rest.is_empty() { [None; 2] } else { addresses(&mut rest)? };
     let pod_ranges = if rest.is_empty() { Vec::new() } else { ranges(&mut rest)? };
-    let snapshot = Snapshot {
+    let saved = SavedState {
         position,
         digest: Digest::from_bytes(digest),
         confirmed_ms,
@@ -150,7 +150,7 @@ pub(super) fn decode(file: Vec<u8>, node: &str) -> Result<CacheContent, FileErro
         pod_ranges,
         objects,
     };
-    Ok(CacheContent { snapshot, skipped })
+    Ok(CacheContent { saved, skipped })
 }
 
 fn freshness(from: &mut Bytes) -> Result<Freshness, FileError> {

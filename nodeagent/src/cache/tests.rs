@@ -22,13 +22,13 @@ fn objects() -> Vec<DesiredObject> {
     ]
 }
 
-fn snapshot(objects: Vec<DesiredObject>) -> Snapshot {
+fn saved(objects: Vec<DesiredObject>) -> SavedState {
     let remembered = objects.into_iter().map(|object| Remembered {
         hash: ObjectHash::of(&encode_object(&object)),
         object: Arc::new(object),
         held: false,
     });
-    Snapshot {
+    SavedState {
         position: Position {
             epoch: 7,
             revision: 8,
@@ -44,7 +44,7 @@ fn snapshot(objects: Vec<DesiredObject>) -> Snapshot {
 }
 
 impl Cache {
-    fn load(&self) -> Option<Snapshot> {
+    fn load(&self) -> Option<SavedState> {
         let disk = Disk {
             path: self.path().to_owned(),
             node: self.node.clone(),
@@ -68,7 +68,7 @@ fn cache(folder: &TempDir) -> Cache {
 /// Writes with a thread, as an agent does.
 fn write(cache: &Cache, objects: Vec<DesiredObject>) {
     let (writer, _) = cache.clone().start().unwrap();
-    writer.close(Some(snapshot(objects)));
+    writer.close(Some(saved(objects)));
 }
 
 fn read(cache: &Cache) -> Option<Vec<DesiredObject>> {
@@ -78,7 +78,7 @@ fn read(cache: &Cache) -> Option<Vec<DesiredObject>> {
 
 fn encoded(node: &str, objects: Vec<DesiredObject>) -> Vec<u8> {
     let mut bytes = Vec::new();
-    format::encode(&mut bytes, node, &snapshot(objects)).unwrap();
+    format::encode(&mut bytes, node, &saved(objects)).unwrap();
     bytes
 }
 
@@ -115,9 +115,9 @@ fn a_file_of_another_source_is_of_no_use() {
         let cluster = source(written).unwrap_or_else(|| "a-uid".to_owned());
         assert!(cluster.len() <= 64, "{cluster}");
         let cluster = cluster.as_str().into();
-        writer.close(Some(Snapshot {
+        writer.close(Some(SavedState {
             cluster,
-            ..snapshot(objects())
+            ..saved(objects())
         }));
         for reader in folders {
             let read = cache(&folder).of(source(reader)).load();
@@ -130,7 +130,7 @@ fn a_file_of_another_source_is_of_no_use() {
 fn a_file_that_is_cut_or_changed_anywhere_is_of_no_use() {
     let whole = encoded("n1", objects());
     let decode = |bytes: Vec<u8>| format::decode(bytes, "n1");
-    assert_eq!(decode(whole.clone()).unwrap().snapshot.objects.len(), 4);
+    assert_eq!(decode(whole.clone()).unwrap().saved.objects.len(), 4);
     for length in 0..whole.len() {
         let cut = decode(whole[..length].to_vec());
         assert!(matches!(cut, Err(FileError::Damaged)), "{length} bytes");
@@ -155,7 +155,7 @@ fn sealed(mut bytes: Vec<u8>, change: impl FnOnce(&mut Vec<u8>)) -> Vec<u8> {
 /// Everything comes back as it was, and so does what later versions add.
 #[test]
 fn a_picture_is_read_as_it_was_written() {
-    let mut before = snapshot(objects());
+    let mut before = saved(objects());
     before.objects[0].held = true;
     let mut bytes = Vec::new();
     format::encode(&mut bytes, "n1", &before).unwrap();
@@ -165,13 +165,13 @@ fn a_picture_is_read_as_it_was_written() {
     // Before there were ranges, files ended after the addresses, and once after the freshness.
     let ranges = 2 * size_of::<u32>() + 1 + 4;
     let tail = ranges + 2 * size_of::<u32>() + 4;
-    let before = Snapshot {
+    let before = SavedState {
         pod_ranges: Vec::new(),
         ..before
     };
     let earlier = sealed(bytes.clone(), |bytes| bytes.truncate(bytes.len() - ranges));
     assert_eq!(Cache::parse(earlier, "n1").unwrap(), before);
-    let before = Snapshot {
+    let before = SavedState {
         last_known: [None; 2],
         ..before
     };
@@ -186,7 +186,7 @@ fn a_picture_is_read_as_it_was_written() {
     // Before there was freshness, files ended after the cluster.
     let tail = tail + 5 * size_of::<u32>() + "Node12Service345".len();
     let earlier = sealed(bytes.clone(), |bytes| bytes.truncate(bytes.len() - tail));
-    let before = Snapshot {
+    let before = SavedState {
         freshness: Freshness::default(),
         ..before
     };
@@ -194,7 +194,7 @@ fn a_picture_is_read_as_it_was_written() {
     // Before there were cluster and confirmation, files ended after the objects.
     let tail = tail + size_of::<u64>() + size_of::<u32>() + "c1".len();
     let earlier = sealed(bytes, |bytes| bytes.truncate(bytes.len() - tail));
-    let expected = Snapshot {
+    let expected = SavedState {
         confirmed_ms: 0,
         cluster: "".into(),
         ..before
@@ -243,7 +243,7 @@ fn one_object_that_makes_no_sense_stops_no_other() {
     let key = DesiredKey::Service(key_of("bad", Family::V4));
     assert_eq!(hostile.key(), key);
     let loaded = format::decode(encoded("n1", vec![hostile, node("z")]), "n1").unwrap();
-    assert_eq!((loaded.snapshot.objects.len(), loaded.skipped), (1, 1));
+    assert_eq!((loaded.saved.objects.len(), loaded.skipped), (1, 1));
 }
 
 /// `cache-1` is a file of the release before files had cluster and confirmation, `cache-2` of the one before they had
@@ -254,26 +254,26 @@ fn files_of_the_last_release_are_read() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden");
     let earlier = fs::read(folder.join("cache-1")).unwrap();
     let before = Cache::parse(earlier.clone(), "n1").unwrap();
-    let expected = Snapshot {
+    let expected = SavedState {
         confirmed_ms: 1_800_000_000_123,
         cluster: "0b9f4a3e-5f0c-4c6b-9a53-1d2f7c1f8e55".into(),
         ..before.clone()
     };
     let second = fs::read(folder.join("cache-2")).unwrap();
     assert_eq!(Cache::parse(second.clone(), "n1").unwrap(), expected);
-    let expected = Snapshot {
+    let expected = SavedState {
         freshness: Freshness::of([("Node", "12"), ("Service", "345")].into_iter()),
         ..expected
     };
     let third = fs::read(folder.join("cache-3")).unwrap();
     assert_eq!(Cache::parse(third.clone(), "n1").unwrap(), expected);
-    let expected = Snapshot {
+    let expected = SavedState {
         last_known: ["192.0.2.1", "2001:db8::1"].map(|ip| Some(ip.parse().unwrap())),
         ..expected
     };
     let fourth = fs::read(folder.join("cache-4")).unwrap();
     assert_eq!(Cache::parse(fourth.clone(), "n1").unwrap(), expected);
-    let expected = Snapshot {
+    let expected = SavedState {
         pod_ranges: ["10.244.1.0/24", "fd00:10:244:1::/64"]
             .map(|range| range.parse().unwrap())
             .into(),
@@ -310,10 +310,10 @@ fn files_of_the_last_release_are_read() {
         "{kinds:?}"
     );
     // Both are exactly what the control plane sent, so no snapshot is needed.
-    for snapshot in [before, expected] {
+    for saved in [before, expected] {
         let mut desired = Desired::default();
-        desired.restore(snapshot.clone());
-        assert_eq!(desired.resume().unwrap().digest, snapshot.digest);
+        desired.restore(saved.clone());
+        assert_eq!(desired.resume().unwrap().digest, saved.digest);
     }
 }
 
@@ -327,11 +327,11 @@ fn whatever_a_file_contains_is_refused_or_can_be_served() {
         for place in 0..golden.len() - 16 {
             for bits in [0x01, 0x80, 0xff] {
                 let changed = sealed(golden.clone(), |bytes| bytes[place] ^= bits);
-                if let Ok(snapshot) = Cache::parse(changed, "n1") {
+                if let Ok(saved) = Cache::parse(changed, "n1") {
                     let mut desired = Desired::default();
-                    desired.restore(snapshot);
+                    desired.restore(saved);
                     desired.serve_restored();
-                    assert!(desired.snapshot(1).is_some());
+                    assert!(desired.saved_state(1).is_some());
                     served += 1;
                 }
             }
@@ -353,7 +353,7 @@ fn only_a_regular_file_is_read() {
     fs::remove_file(cache.path()).unwrap();
     nix::unistd::mkfifo(cache.path(), Mode::S_IRWXU).unwrap();
     assert_eq!(read(&cache), None);
-    // The next snapshot replaces the file.
+    // The next state replaces the file.
     write(&cache, objects());
     assert_eq!(read(&cache), Some(objects()));
     fs::remove_file(cache.path()).unwrap();
@@ -388,15 +388,15 @@ fn a_disk_that_takes_nothing_leaves_the_old_file() {
     assert_eq!(read(&nowhere), None);
 }
 
-/// While the disk is busy, snapshots replace each other.
+/// While the disk is busy, states replace each other.
 #[test]
 fn the_newest_picture_is_written_in_the_end() {
     let folder = TempDir::new().unwrap();
     let cache = cache(&folder);
     let (writer, left) = cache.clone().start().unwrap();
-    assert!(left.snapshot.is_none());
+    assert!(left.saved.is_none());
     for round in 0..100 {
-        writer.take(snapshot(vec![node(&format!("z{round}"))]));
+        writer.take(saved(vec![node(&format!("z{round}"))]));
     }
     writer.close(None);
     assert_eq!(read(&cache), Some(vec![node("z99")]));

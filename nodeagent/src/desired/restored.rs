@@ -16,7 +16,7 @@ use super::{Desired, Dirty, Freshness, Position, Slot, Standing};
 
 /// Everything that an agent serves at one moment, for the cache file.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Snapshot {
+pub struct SavedState {
     /// The last update that the agent took.
     pub position: Position,
     /// The digest of the objects as the control plane last sent them. Held objects are not part of it.
@@ -36,7 +36,7 @@ pub struct Snapshot {
     pub objects: Vec<Remembered>,
 }
 
-/// An object of a [`Snapshot`].
+/// An object of a [`SavedState`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Remembered {
     /// The object as it is served.
@@ -89,8 +89,8 @@ impl Desired {
     /// The control plane may continue from this state only if it is exactly what the control plane sent.
     /// It is not if something is held, invalid, or not understood by this version: then only a snapshot
     /// makes it complete.
-    pub fn restore(&mut self, snapshot: Snapshot) {
-        for one in snapshot.objects {
+    pub fn restore(&mut self, saved: SavedState) {
+        for one in saved.objects {
             self.count(&one.object, u64::wrapping_add);
             let key = one.object.key();
             let backing = if one.held { Backing::Unnamed } else { Backing::Named };
@@ -106,21 +106,21 @@ impl Desired {
         let mut sum = Digest::default();
         self.objects.values().for_each(|slot| sum.add(slot.hash));
         let nothing_held = self.objects.values().all(|slot| slot.backing == Backing::Named);
-        self.exact = nothing_held && sum == snapshot.digest;
-        self.digest = snapshot.digest;
-        self.positions = vec![snapshot.position];
+        self.exact = nothing_held && sum == saved.digest;
+        self.digest = saved.digest;
+        self.positions = vec![saved.position];
         self.knew_policies = true;
-        self.cluster = snapshot.cluster;
-        self.freshness = snapshot.freshness;
-        self.last_known = snapshot.last_known;
-        self.pod_ranges = snapshot.pod_ranges;
+        self.cluster = saved.cluster;
+        self.freshness = saved.freshness;
+        self.last_known = saved.last_known;
+        self.pod_ranges = saved.pod_ranges;
         self.note_node();
         self.note_all_sizes();
     }
 
     /// Returns the state in effect, which a control plane confirmed at this time; `None` if there is none.
     /// Costs one pointer for each object.
-    pub fn snapshot(&self, confirmed_ms: u64) -> Option<Snapshot> {
+    pub fn saved_state(&self, confirmed_ms: u64) -> Option<SavedState> {
         let remembered = self.objects.values().filter_map(|slot| {
             Some(Remembered {
                 object: slot.object.clone()?,
@@ -128,7 +128,7 @@ impl Desired {
                 held: slot.backing != Backing::Named,
             })
         });
-        Some(Snapshot {
+        Some(SavedState {
             position: self.position()?,
             digest: self.digest,
             confirmed_ms,

@@ -266,13 +266,13 @@ fn an_equal_digest_moves_to_another_epoch_without_a_snapshot() {
 
 /// Returns an agent that has just started with what another one saved.
 pub(super) fn restarted(before: &Desired) -> Desired {
-    let mut snapshot = before.snapshot(1).unwrap();
+    let mut saved = before.saved_state(1).unwrap();
     // The file has objects, and no hashes of them.
-    for one in &mut snapshot.objects {
+    for one in &mut saved.objects {
         one.hash = ObjectHash::of(&encode_object(&one.object));
     }
     let mut desired = Desired::default();
-    desired.restore(snapshot);
+    desired.restore(saved);
     desired
 }
 
@@ -310,9 +310,9 @@ fn a21_the_last_known_address_outlives_the_node_object() {
     assert_eq!(desired.last_known(), known);
     // Files of earlier releases have the objects alone.
     let (_, before) = synced([svc("a", &[]), facts(&["192.0.2.1"])]);
-    let earlier = Snapshot {
+    let earlier = SavedState {
         last_known: [None; 2],
-        ..before.snapshot(1).unwrap()
+        ..before.saved_state(1).unwrap()
     };
     let mut desired = Desired::default();
     desired.restore(earlier);
@@ -357,12 +357,12 @@ fn a_restored_state_is_continued_by_differences() {
     for alone in [false, true] {
         let mut desired = restarted(&before);
         assert_eq!(desired.resume(), before.resume());
-        assert_eq!((desired.position(), desired.snapshot(1)), (None, None));
+        assert_eq!((desired.position(), desired.saved_state(1)), (None, None));
         assert!(desired.remembers_services() && !desired.is_stale());
         if alone {
             desired.serve_restored();
             assert_eq!(desired.position(), before.position());
-            assert_eq!(desired.snapshot(1), before.snapshot(1));
+            assert_eq!(desired.saved_state(1), before.saved_state(1));
         }
         assert_eq!(desired.is_stale(), alone);
         plane.put(&svc("b", &[]));

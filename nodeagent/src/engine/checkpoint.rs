@@ -11,7 +11,7 @@ use super::now::Now;
 use super::offline_start::OfflineStartSettings;
 use super::pipeline::Pipeline;
 use crate::cache::{Cache, CheckpointWriter};
-use crate::desired::{CliffGuard, Confidence, Desired, Held, Position, Snapshot};
+use crate::desired::{CliffGuard, Confidence, Desired, Held, Position, SavedState};
 use kplane_dataplane::policy::Tell;
 
 /// Time from a change to the write that covers it and all later ones until then.
@@ -50,11 +50,11 @@ impl CheckpointSettings {
             Some(Ok((writer, left))) => {
                 suspects = writer.notes().map(|tell| (left.suspects, tell));
                 checkpoint.writer = Some(writer);
-                checkpoint.blind = left.snapshot.is_none();
-                if let Some(snapshot) = left.snapshot {
-                    checkpoint.written = Some((snapshot.position, snapshot.confirmed_ms));
-                    checkpoint.confirmation.set(snapshot.confirmed_ms);
-                    desired.restore(snapshot);
+                checkpoint.blind = left.saved.is_none();
+                if let Some(saved) = left.saved {
+                    checkpoint.written = Some((saved.position, saved.confirmed_ms));
+                    checkpoint.confirmation.set(saved.confirmed_ms);
+                    desired.restore(saved);
                 }
             }
             Some(Err(error)) => {
@@ -176,11 +176,11 @@ impl Checkpoint {
     /// Hands the served state to the keeper, if the file does not have it.
     pub(super) fn hand_over(&mut self, desired: &Desired, now: Instant) {
         self.refresh = Some(now + REFRESH);
-        let snapshot = self.unwritten(desired);
-        if let (Some(writer), Some(snapshot)) = (&self.writer, snapshot) {
-            let objects = u32::try_from(snapshot.objects.len()).unwrap_or(u32::MAX);
+        let saved = self.unwritten(desired);
+        if let (Some(writer), Some(saved)) = (&self.writer, saved) {
+            let objects = u32::try_from(saved.objects.len()).unwrap_or(u32::MAX);
             self.handed_over = Some(now + INTERVAL.max(INTERVAL_OF_ONE * objects));
-            writer.take(snapshot);
+            writer.take(saved);
         }
     }
 
@@ -194,7 +194,7 @@ impl Checkpoint {
 
     /// Returns the served state, if it, its position or its confirmation is newer than the file; `None` also
     /// if nothing is in effect, or the kernel has held nothing yet.
-    fn unwritten(&mut self, desired: &Desired) -> Option<Snapshot> {
+    fn unwritten(&mut self, desired: &Desired) -> Option<SavedState> {
         let confirmed_ms = self.confirmation.get();
         let written = Some((desired.position()?, confirmed_ms));
         let changed = self.due.take().is_some();
@@ -203,7 +203,7 @@ impl Checkpoint {
             return None;
         }
         self.written = written;
-        desired.snapshot(confirmed_ms)
+        desired.saved_state(confirmed_ms)
     }
 }
 

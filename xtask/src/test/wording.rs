@@ -184,8 +184,7 @@ fn dialect_in(text: &str) -> Vec<(usize, &'static str)> {
 /// Returns the words of dialect in identifiers of code, with their lines, up to the tests of the file.
 fn dialect_in_names(text: &str) -> Vec<(usize, &'static str)> {
     let mut found = Vec::new();
-    let code = text.lines().take_while(|line| *line != "mod tests {");
-    for (index, line) in code.enumerate() {
+    for (index, line) in code_of(text).lines().enumerate() {
         let code: Vec<&str> =
             line.split("//").next().unwrap_or_default().split('"').step_by(2).collect();
         let parts = parts_of_names(&code.join(" "));
@@ -211,15 +210,19 @@ fn parts_of_names(code: &str) -> BTreeSet<String> {
 
 /// Returns the words of dialect in string literals, with their lines, up to the tests of the file.
 fn dialect_in_messages(text: &str) -> Vec<(usize, &'static str)> {
-    let code = text.split("\n#[cfg(test)]\nmod tests").next();
     let mut found = Vec::new();
-    for (line, message) in literals(code.unwrap_or_default()) {
+    for (line, message) in literals(code_of(text)) {
         let english = english(&message);
         let all = DIALECT.into_iter().chain(MESSAGE_DIALECT);
         let said = all.filter(|words| has_words(&english, words));
         found.extend(said.map(|words| (line, words)));
     }
     found
+}
+
+/// Returns a file without its tests.
+fn code_of(text: &str) -> &str {
+    text.split("\n#[cfg(test)]\nmod tests").next().unwrap_or_default()
 }
 
 /// Returns a text in small letters, without the code in backquotes.
@@ -265,7 +268,7 @@ mod tests {
 
     #[test]
     fn dialect_counts_as_a_part_of_names() {
-        let text = "let untold = \"told\"; // told\nfn is_told() {}\nstruct PodTold;\nconst TOLD: u8 = 1;\nmod tests {\nlet told = 1;\n";
+        let text = "let untold = \"told\"; // told\nfn is_told() {}\nstruct PodTold;\nconst TOLD: u8 = 1;\n#[cfg(test)]\nmod tests {\nlet told = 1;\n";
         let lines: Vec<usize> = dialect_in_names(text).into_iter().map(|(line, _)| line).collect();
         assert_eq!(lines, [2, 3, 4]);
     }

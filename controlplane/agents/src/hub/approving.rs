@@ -29,7 +29,7 @@ pub struct Approved {
     pub doubt: String,
     /// The first revision with the approval.
     pub revision: u64,
-    /// The held_state that was approved.
+    /// Held objects and doubts that the operator saw.
     pub held_state: HeldState,
     /// A random number of the approval, so that this replica does not take it again.
     pub id: u64,
@@ -40,19 +40,19 @@ pub struct Approved {
 #[error("more objects are held than were approved, so nothing was removed: {0}")]
 pub struct HeldMore(Held);
 
-/// The right to approve the held_state. It leads to nothing else of the index.
+/// The right to approve what is held. It leads to nothing else of the index.
 #[derive(Clone, Debug)]
 pub struct Approvals(IndexHandle);
 
 impl IndexHandle {
-    /// Returns the right to approve the held_state.
+    /// Returns the right to approve what is held.
     pub fn approvals(&self) -> Approvals {
         Approvals(self.clone())
     }
 }
 
 impl Approvals {
-    /// Confirms the source's held_state on behalf of the operator: removes the objects that are held,
+    /// Confirms the source's state on behalf of the operator: removes the objects that are held,
     /// and makes agents do the same.
     ///
     /// # Errors
@@ -61,7 +61,7 @@ impl Approvals {
         self.0.ask(move |owner| owner.approve(seen)).await
     }
 
-    /// Takes an approval that another replica was given, if it covers this held_state and was not taken before.
+    /// Takes an approval that another replica was given, if it covers what this replica holds and was not taken before.
     ///
     /// # Errors
     /// [`Closing`].

@@ -41,7 +41,7 @@ pub struct Authenticator {
     rights: Rights,
     audit: Audit,
     refusals: Refusals,
-    /// What callers of the status API may still ask, by user, or by address without an identity.
+    /// Budgets of questions to the status API, by user, or by address without an identity.
     questions: Mutex<Buckets<String>>,
     /// Open watches of the status API, by caller as in `questions`.
     watches: Arc<Watches>,

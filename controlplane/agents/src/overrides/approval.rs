@@ -12,7 +12,7 @@ pub(super) const MAX_APPROVALS: usize = 16;
 /// Longest text in an approval, in bytes.
 const MAX_TEXT: usize = 256;
 
-/// An operator's approval of one picture of the source.
+/// An operator's approval of what is held.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Approval {
@@ -22,7 +22,7 @@ pub struct Approval {
     pub by: String,
     /// Time of the approval, milliseconds since 1970.
     pub at_ms: u64,
-    /// What was held when the operator approved.
+    /// Held objects and doubts that the operator saw.
     #[serde(rename = "picture")]
     pub held_state: HeldState,
 }

@@ -1,4 +1,4 @@
-//! The fleet at an overview: numbers, what lags and why, and what is wrong with the input.
+//! The overview of the fleet: numbers, what lags and why, and what is wrong with the input.
 
 use std::collections::BTreeMap;
 use std::time::Duration;

@@ -12,7 +12,7 @@ const MAX_VALUE: usize = 253;
 /// What a browser asks for.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Sheet {
-    /// The fleet at an overview.
+    /// The overview of the fleet.
     Fleet,
     /// Nodes, by state and part of the name, after one of them.
     Nodes(Filter),

@@ -277,7 +277,7 @@ fn nodes_are_called(hub: &Hub, facts: &[(NodeName, Arc<NodeFacts>)]) -> Option<S
     ))
 }
 
-/// Most nodes out of sync that a [`Overview`] names.
+/// Most nodes out of sync that an [`Overview`] names.
 const NAMED_OUT_OF_SYNC: usize = 500;
 
 /// The fleet in numbers, and the nodes that are out of sync.
@@ -300,7 +300,7 @@ pub(crate) struct Overview {
 }
 
 impl Overview {
-    /// Takes an overview at all nodes. Builds the status of those out of sync only.
+    /// Counts all nodes, and builds the status of those out of sync only.
     pub(crate) fn of(hub: &Hub, others: &Collected) -> Self {
         let snapshot = Snapshot::with(hub, others);
         let mut overview = Self {

@@ -501,7 +501,7 @@ fn facts_of_the_node_stay_with_what_is_kept() {
 #[test]
 fn what_is_remembered_counts_as_if_it_had_been_there() {
     let before = holding(&served(0..40));
-    let memory = before.snapshot(1).unwrap();
+    let memory = before.saved_state(1).unwrap();
     let started = |confidence, objects| {
         let mut desired = Desired::default();
         desired.restore(memory.clone());
@@ -680,7 +680,7 @@ proptest! {
             }
             // The cache file leads to the same state after a start.
             let mut started = Desired::new(guard);
-            started.restore(desired.snapshot(1).unwrap());
+            started.restore(desired.saved_state(1).unwrap());
             if let Some(resume) = started.resume() {
                 prop_assert_eq!((Some(resume), None), (desired.resume(), desired.held()));
             }

@@ -70,9 +70,9 @@ fn only_what_differs_is_sent_and_touched() {
 /// A restored state is compared as well, before it is in effect.
 #[test]
 fn a_state_from_the_cache_file_is_compared() {
-    let snapshot = agent(0..20).snapshot(0).unwrap();
+    let saved = agent(0..20).saved_state(0).unwrap();
     let mut desired = Desired::default();
-    desired.restore(snapshot);
+    desired.restore(saved);
     let mut plane = other(1..20);
     let update = replacement(&mut plane, &desired);
     desired.apply(update).unwrap();

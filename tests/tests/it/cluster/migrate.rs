@@ -17,8 +17,8 @@ const KUBE_PROXY: &str = "kube-system/kube-proxy";
 const AGENTS: &str = "kplane/kplane-nodeagent";
 const LABEL: &str = "kplane.io/proxy";
 
-/// Nodes move and go back; the walk stops at a node without an agent, and goes on when that is back. It is one test, because
-/// the controller of DaemonSets sometimes leaves a set without pods that has the name of one that was just deleted.
+/// Nodes move and go back; the walk stops at a node without an agent, and goes on when that is back. It is one test: as
+/// four, one of them once waited a minute for a pod of the agents' DaemonSet, and the reason is not known.
 pub(crate) fn nodes_move_one_after_the_other_and_back() -> Result<()> {
     with_pair(|world| {
         let text = fails(world, &["plan"], 1)?;

@@ -40,6 +40,7 @@ pub(super) fn found(text: &str) -> Vec<(usize, &'static str)> {
 /// Returns whether a statement begins with what the statement before it binds for nothing else. Either both bind the same
 /// name, or the first binds an iterator and the second is the value of a block.
 fn is_half_chain(lines: &[&str], at: usize) -> Option<bool> {
+    lines[at - 1].strip_suffix(';')?;
     let end = (at + 1..lines.len()).find(|n| begins(lines, *n, at))?;
     let second = lines[at..end].join("\n");
     let second = second.trim_start();
@@ -56,7 +57,6 @@ fn is_half_chain(lines: &[&str], at: usize) -> Option<bool> {
     let method = name(call.strip_prefix('.')?);
     let is_once = words(value).filter(|word| *word == receiver).count() == 1;
 
-    lines[at - 1].strip_suffix(';')?;
     let start = (0..at).rev().find(|n| begins(lines, *n, at))?;
     let first = lines[start..at].join("\n");
     let binding = first.trim_start().strip_prefix("let ")?;

@@ -1,4 +1,4 @@
-//! Authorisation: what a caller may do.
+//! Authorization: what a caller may do.
 
 use kplane_model::NodeName;
 

@@ -1,4 +1,4 @@
-//! Places of a list as strings of bits: address, protocol, port. A dispatch tree divides frontends by their
+//! Frontends of a list as strings of bits: address, protocol, port. A dispatch tree divides frontends by their
 //! leading bits.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};

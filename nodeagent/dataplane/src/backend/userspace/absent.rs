@@ -1,4 +1,4 @@
-//! In the frontend of `userspace.rs` in a program without the feature `userspace`: its backends do not open, and the backends of
+//! In the place of `userspace.rs` in a program without the feature `userspace`: its backends do not open, and the backends of
 //! the kernel name the ServicePorts that lack the proxy.
 
 mod localhost;

@@ -38,7 +38,7 @@ impl Both {
         for fd in inner.iter().chain([&addresses]) {
             epoll::add(&both, fd, EventData::new_u64(0), EventFlags::IN).ok()?;
         }
-        // The two stay open in their sockets, and with them their frontends in the epoll instance.
+        // The two stay open in their sockets, and with them their entries in the epoll instance.
         Some(both)
     }
 }

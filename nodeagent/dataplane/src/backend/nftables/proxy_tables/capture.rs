@@ -3,7 +3,7 @@
 //!
 //! ```text
 //! table ip kplane-capture {           flag owner: ends with the process, so that table kplane serves then
-//!   set frontends  { daddr . protocol . port }
+//!   set places  { daddr . protocol . port }
 //!   set ports   { protocol . port }   node ports
 //!   set nodes   { daddr, interval }   addresses with node ports
 //!   set local   { protocol . port }   node ports that are only served on loopback addresses
@@ -15,7 +15,7 @@
 //!     ADDRESS != @lease return            the agent hangs: the kernel's own rules serve
 //!     meta mark OWN return
 //!     daddr 127.0.0.0/8 return            only in chain prerouting: from another machine; or daddr ::1
-//!     daddr . protocol . port @frontends  dnat to ADDRESS:PORT
+//!     daddr . protocol . port @places  dnat to ADDRESS:PORT
 //!     daddr @nodes fib daddr type local protocol . port @ports  dnat to ADDRESS:PORT
 //!     daddr 127.0.0.0/8 protocol . port @local  dnat to ADDRESS:PORT     only in chain output; or daddr ::1
 //!   }

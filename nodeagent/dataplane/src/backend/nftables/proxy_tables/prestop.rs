@@ -88,7 +88,7 @@ pub struct PrestopTable {
     family: Family,
     socket: NfSocket,
     owned: bool,
-    /// Whether the table has taken the frontend of the one that the agent before this one left.
+    /// Whether the table has taken the place of the one that the agent before this one left.
     arrived: bool,
 }
 
