@@ -20,7 +20,7 @@ pub mod denials;
 pub mod desired;
 mod dns;
 pub mod engine;
-#[cfg_attr(not(feature = "userspace"), path = "succession/absent.rs")]
+#[cfg_attr(not(feature = "userspace"), path = "handover/absent.rs")]
 mod handover;
 pub mod healthz;
 pub mod host_checks;
