@@ -13,6 +13,7 @@ mod assemble;
 mod checkpoint;
 mod confirmation;
 mod core;
+mod failures;
 mod followers;
 mod now;
 mod offline_start;
@@ -20,6 +21,7 @@ mod pipeline;
 mod planner;
 mod policies;
 mod progress;
+mod reconciler;
 mod triggers;
 mod warnings;
 

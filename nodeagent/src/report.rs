@@ -222,7 +222,7 @@ pub struct FamilyReport {
     /// The last time when the kernel was compared with what it should hold and was equal, milliseconds since
     /// 1970; 0 = never.
     pub verified_at_ms: u64,
-    /// Repairs of other programs' changes.
+    /// Repairs of other programs' changes, to all of the family's tables.
     pub repairs: Repairs,
     /// The settings that decide about packets; `None` until the node was planned.
     pub setup: Option<Setup>,
@@ -245,6 +245,15 @@ impl Repairs {
         self.count += 1;
         self.last_ms = now_ms;
         self.last = what;
+    }
+
+    /// Returns these repairs and others, of another table, as one sum.
+    pub(crate) fn and(&self, other: &Self) -> Self {
+        let later = if other.last_ms > self.last_ms { other } else { self };
+        Self {
+            count: self.count + other.count,
+            ..later.clone()
+        }
     }
 }
 

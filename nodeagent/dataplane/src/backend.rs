@@ -166,6 +166,8 @@ fn open_sides<D: DataPath + 'static>(
 pub enum Verification {
     /// The data path holds exactly what was applied.
     Equal,
+    /// A slice of the data path was read, and nothing is wrong so far. The next call reads the next one.
+    Unfinished,
     /// The data path holds what was applied, but a fact of this machine has changed since, so that this is no
     /// longer right. The text names the fact, human-readable. A complete change is due.
     Outdated(String),
@@ -175,6 +177,21 @@ pub enum Verification {
     /// Another program changed the data path; the text names the difference, human-readable. The backend has
     /// recorded the actual content, and a complete change repairs it.
     Drifted(String),
+}
+
+impl Verification {
+    /// Reads slices up to the last one.
+    ///
+    /// # Errors
+    /// Those of the slices.
+    pub fn of_all<E>(mut slice: impl FnMut() -> Result<Self, E>) -> Result<Self, E> {
+        loop {
+            match slice()? {
+                Self::Unfinished => {}
+                last => return Ok(last),
+            }
+        }
+    }
 }
 
 /// An opened backend: the data paths of both families, which do not wait for each other.
@@ -235,7 +252,7 @@ pub trait Side: Send {
     /// [`ApplyError`]: no part of the change counts as applied.
     fn apply(&mut self, change: Change<'_>) -> Result<Applied, ApplyError>;
 
-    /// Reads the data path back and compares it with what was applied.
+    /// Reads the data path back, or the next slice of it, and compares it with what was applied.
     ///
     /// # Errors
     /// [`ApplyError`] when it cannot be read.

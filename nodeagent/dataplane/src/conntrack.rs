@@ -97,6 +97,18 @@ impl Cleaner {
     }
 }
 
+impl Cleaner {
+    /// Has all flows of a family looked at: some may have begun while another program's change was in effect.
+    pub fn doubt(&self, family: Family) {
+        let work = Work {
+            everything: true,
+            ..Work::default()
+        };
+        self.shared.lock().families[family as usize].schedule.add(work);
+        self.shared.wake.notify_one();
+    }
+}
+
 impl Drop for Cleaner {
     fn drop(&mut self) {
         self.shared.lock().stop = true;

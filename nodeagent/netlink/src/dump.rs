@@ -105,26 +105,80 @@ impl NfSocket {
         let sequence = self.ask(request, NLM_F_DUMP)?;
         let mut changed = false;
         loop {
-            self.receive(MsgFlags::empty())
-                .map_err(|errno| NetlinkError::Socket { what, errno })?;
-            let (mut listed, mut done) = (0_usize, false);
-            for message in Messages(&self.datagram) {
-                if message.sequence == sequence {
-                    changed |= message.flags & NLM_F_DUMP_INTR != 0;
-                    refusal(what, message)?;
-                    done |= message.kind == NLMSG_DONE;
-                }
-                if done {
-                    break;
-                }
-                listed = listed.saturating_add(message.aligned_len());
-            }
+            let chunk = self.next_chunk(what, sequence)?;
+            changed |= chunk.changed;
             // Newer kernels (seen with 6.18) put the end behind the last objects.
-            each(self.datagram.get(..listed).unwrap_or(&self.datagram));
-            if done {
+            each(self.datagram.get(..chunk.listed).unwrap_or(&self.datagram));
+            if chunk.done {
                 return Ok(!changed);
             }
         }
+    }
+
+    /// Receives the next datagram of a dump.
+    fn next_chunk(&mut self, what: &'static str, sequence: u32) -> Result<Chunk, NetlinkError> {
+        self.receive(MsgFlags::empty())
+            .map_err(|errno| NetlinkError::Socket { what, errno })?;
+        let mut chunk = Chunk::default();
+        for message in Messages(&self.datagram) {
+            if message.sequence == sequence {
+                chunk.changed |= message.flags & NLM_F_DUMP_INTR != 0;
+                refusal(what, message)?;
+                chunk.done |= message.kind == NLMSG_DONE;
+            }
+            if chunk.done {
+                break;
+            }
+            chunk.listed = chunk.listed.saturating_add(message.aligned_len());
+        }
+        Ok(chunk)
+    }
+}
+
+/// A datagram of a dump.
+#[derive(Clone, Copy, Debug, Default)]
+struct Chunk {
+    /// Bytes of objects.
+    listed: usize,
+    /// Whether the rules changed since the one before.
+    changed: bool,
+    /// Whether it is the last one.
+    done: bool,
+}
+
+/// A dump that the caller reads piece by piece, on a socket of its own. The kernel goes on with it only while it is read.
+#[derive(Debug)]
+pub struct PausedDump {
+    socket: NfSocket,
+    what: &'static str,
+    sequence: u32,
+}
+
+impl PausedDump {
+    /// Begins a dump in this thread's network namespace.
+    ///
+    /// # Errors
+    /// [`NetlinkError`].
+    pub fn begin(mut request: Request) -> Result<Self, NetlinkError> {
+        let mut socket = NfSocket::open()?;
+        let (what, sequence) = (request.what, socket.ask(&mut request, NLM_F_DUMP)?);
+        Ok(Self {
+            socket,
+            what,
+            sequence,
+        })
+    }
+
+    /// Passes on the messages of the next piece, some 32 KiB. Returns whether it is the last one. Changes of the rules
+    /// meanwhile may make the kernel leave objects out, or name them twice.
+    ///
+    /// # Errors
+    /// [`NetlinkError`]; `ENOENT` when the table or set does not exist.
+    pub fn next(&mut self, each: impl FnMut(Message<'_>)) -> Result<bool, NetlinkError> {
+        let chunk = self.socket.next_chunk(self.what, self.sequence)?;
+        let listed = self.socket.datagram.get(..chunk.listed);
+        Messages(listed.unwrap_or_default()).for_each(each);
+        Ok(chunk.done)
     }
 }
 

@@ -31,6 +31,7 @@ mod socket;
 pub use accounting::{create_counter, delete_counter, read_counter};
 pub use attribute::{Attribute, AttributeWriter, Attributes, MAX_ATTRIBUTE_PAYLOAD_BYTES};
 pub use batch::{Batch, Label, Operation, SealedBatch};
+pub use dump::PausedDump;
 pub use error::{CommitError, NetlinkError, Refusal, Rejection};
 pub use link::{LinkAddress, Links, delete_link, link_index, removed_address};
 pub use message::{Message, Messages, Request};

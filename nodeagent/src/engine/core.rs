@@ -15,6 +15,7 @@ use super::now::Now;
 use super::offline_start::OfflineStart;
 use super::pipeline::{ApplyOutcome, Context, Pipeline};
 use super::policies::Policies;
+use super::reconciler::{Reconciler, Task};
 use super::warnings::Warnings;
 use crate::desired::{Confidence, Counts, Desired, Dirty, Position, now_ms};
 use crate::report::{Failure, NodeState, Report, Sync, micros, time};
@@ -259,13 +260,27 @@ impl Core {
 
     /// Returns when [`Core::tick`] has something to do.
     pub(super) fn due(&self) -> Option<Instant> {
-        self.families
-            .iter()
-            .filter_map(Pipeline::due)
-            .chain(self.policies.due())
+        self.next_task()
+            .map(|(at, ..)| at)
+            .into_iter()
             .chain(self.checkpoint.due())
             .chain(self.offline_start.due())
             .min()
+    }
+
+    /// Returns how far each table is, and what it waits for; those that restrict come first.
+    fn tables(&self) -> impl Iterator<Item = &Reconciler> + Clone {
+        let services = self.families.iter().map(|family| &family.state);
+        self.policies.states().chain(services)
+    }
+
+    /// Returns what has waited for longest, or comes next: its time, what it is, and the place of its table.
+    fn next_task(&self) -> Option<(Instant, Task, usize)> {
+        let of = |(place, table): (usize, &Reconciler)| {
+            let (at, task) = table.next()?;
+            Some((at, task, place))
+        };
+        self.tables().enumerate().filter_map(of).min()
     }
 
     /// Returns a descriptor that is readable when [`Core::listen`] may have notifications to read.
@@ -279,51 +294,48 @@ impl Core {
         let reports = self.notifications.as_mut();
         let drifted = reports.map_or([false; 2], |reports| reports.read());
         let families = self.families.iter_mut().zip(drifted);
-        let news = families
-            .filter(|(_, drifted)| *drifted)
-            .fold(false, |news, (pipeline, _)| news | pipeline.drifted(now));
+        let news = families.filter(|(_, drifted)| *drifted).fold(false, |news, (pipeline, _)| {
+            news | pipeline.state.drifted(now)
+        });
         // Their reports may have come with those.
         self.policies.listen(now) | news
     }
 
-    /// Does one thing that is due. The order is: serving from the cache file, repairs of other programs'
-    /// changes, retries, reading back, writing the cache file.
+    /// Does one thing that is due: serves from the cache file, or does what a table has waited for longest, or writes the
+    /// cache file.
     pub(super) fn tick(&mut self, now: Now) {
         if self.offline_start.is_due(now.instant) {
             return self.serve_alone(now);
         }
-        if let Some(due) = self.families.iter_mut().find(|p| p.repair_is_due(now)) {
-            due.repair(now);
-            return;
+        match self.next_task() {
+            Some((at, task, place)) if at <= now.instant => self.run(task, place, now),
+            _ if self.checkpoint.is_due(now) => {
+                self.checkpoint.hand_over(&self.desired, now.instant);
+            }
+            _ => {}
         }
-        if self.policies.tick(now) {
-            return;
+    }
+
+    fn run(&mut self, task: Task, place: usize, now: Now) {
+        let conntrack = self.conntrack.as_ref();
+        match (task, place.checked_sub(Family::ALL.len())) {
+            (Task::Retry, _) => self.try_again(now),
+            (_, None) => self.policies.run(Family::ALL[place], task, now),
+            (_, Some(family)) => self.families[family].read_back(task, conntrack, now),
         }
-        // `any` would stop at the first family that is due.
-        let recheck = self
-            .families
-            .iter_mut()
-            .map(|p| p.recheck_if_due(now))
-            .fold(false, |any, due| any | due);
-        let retry = self.families.iter().any(|p| p.retry_is_due(now));
-        if recheck || retry || self.policies.retry_is_due(now) {
-            let origin = self.behind.unwrap_or(Origin {
-                arrived: now.instant,
-                changed_at_ms: 0,
-            });
-            let work = Work {
-                dirty: Dirty::default(),
-                origin,
-                decode: Duration::ZERO,
-            };
-            self.program(&work, now);
-        } else if self.policies.go_on(now) {
-            // The next part waits for a turn of Services.
-        } else if let Some(due) = self.families.iter_mut().find(|p| p.verify_is_due(now)) {
-            due.verify(now);
-        } else if self.checkpoint.is_due(now) {
-            self.checkpoint.hand_over(&self.desired, now.instant);
-        }
+    }
+
+    fn try_again(&mut self, now: Now) {
+        let origin = self.behind.unwrap_or(Origin {
+            arrived: now.instant,
+            changed_at_ms: 0,
+        });
+        let work = Work {
+            dirty: Dirty::default(),
+            origin,
+            decode: Duration::ZERO,
+        };
+        self.program(&work, now);
     }
 
     /// Writes the cache file if it is not up to date.
@@ -356,7 +368,9 @@ impl Core {
             counts: self.counts(),
             keeps: self.checkpoint.held(&self.desired),
             partial: self.desired.confidence().0 == Confidence::Partial,
-            families: [v4, v6].map(|family| family.report(&self.desired)),
+            families: [v4, v6].map(|family| {
+                family.report(&self.desired, self.policies.state(family.state.family))
+            }),
             servers: [v4, v6].map(Pipeline::servers),
             unknown_kinds: self.unknown_kinds,
             snapshots: self.snapshots,

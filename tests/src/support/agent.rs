@@ -176,7 +176,7 @@ impl Agent {
 
     /// Compares the data path with what was applied.
     pub fn verify(&mut self, family: Family) -> Result<Verification> {
-        self.ns.run(|| Ok(self.backend.side(family).verify()?))
+        self.ns.run(|| Ok(Verification::of_all(|| self.backend.side(family).verify())?))
     }
 
     /// Puts right what the kernel says that others changed; what was wrong with each family that they did.

@@ -35,6 +35,7 @@ mod remembered;
 mod repair;
 mod rule;
 mod schema;
+mod slices;
 mod stale;
 mod structure;
 mod table;

@@ -7,8 +7,8 @@ use kplane_dataplane::policy::{Flow, Followed, Hand};
 use super::Core;
 use crate::desired::{Dirty, Position};
 use crate::engine::now::Now;
-use crate::engine::pipeline::Pipeline;
-use crate::engine::progress::{FamilyProgress, common};
+use crate::engine::progress::common;
+use crate::engine::reconciler::Reconciler;
 
 impl Core {
     /// From now on, connections end that NetworkPolicies no longer allow.
@@ -49,17 +49,12 @@ impl Core {
 
     /// Returns the position that the kernel holds, of Services and NetworkPolicies.
     pub(super) fn applied(&self) -> Option<Position> {
-        let services = self.families.iter().map(Pipeline::progress);
-        common(services.chain(self.policies.progress()), self.epoch())
+        common(self.tables().map(Reconciler::progress), self.epoch())
     }
 
-    /// Returns the position whose Services were read back from the kernel.
+    /// Returns the position that was read back from the kernel, of Services and NetworkPolicies.
     pub(super) fn verified(&self) -> Option<Position> {
-        let read_back = |family: &Pipeline| FamilyProgress {
-            held: family.verified(),
-            ..family.progress()
-        };
-        common(self.families.iter().map(read_back), self.epoch())
+        common(self.tables().map(Reconciler::read_progress), self.epoch())
     }
 
     fn epoch(&self) -> Option<u64> {

@@ -69,8 +69,9 @@ impl Core {
         let changed =
             dirty.node_changed || !dirty.services.is_empty() || !dirty.policies.is_empty();
         if changed && let Some(position) = self.desired.position() {
-            self.families.iter_mut().for_each(|family| family.retract(position));
-            self.policies.retract(position);
+            let services = self.families.iter_mut().map(|family| &mut family.state);
+            let tables = services.chain(self.policies.states_mut());
+            tables.for_each(|table| table.retract(position));
         }
         changed
     }

@@ -228,8 +228,15 @@ fn reading_back_waits_for_quiet_and_for_its_interval() {
     rig.put(&svc("a", &[]));
     assert_eq!(rig.next(), 60 * SECOND);
     rig.script.calls();
-    let waits = [rig.next(), rig.next()];
-    assert!(rig.script.calls().iter().all(|call| call.starts_with("verify")));
+    // The tables of policies are read as well.
+    let waits = [(); 2].map(|()| {
+        let mut wait = Duration::ZERO;
+        while rig.script.lock().calls.is_empty() {
+            wait += rig.next();
+        }
+        assert!(rig.script.calls().iter().all(|call| call.starts_with("verify")));
+        wait
+    });
     assert!(
         waits.iter().all(|wait| *wait > 60 * SECOND && *wait <= 300 * SECOND),
         "{waits:?}"

@@ -12,7 +12,10 @@ use super::affinity_id::AffinityId;
 use super::clients::{self, Client};
 use super::element::{Element, ElementOp, push_elements};
 use super::frontend::Ops;
-use super::readback::{ReadError, StructureState, read_elements_of, read_structure};
+use super::readback::{
+    KernelList, ListedSet, ReadError, StructureState, read_elements_of, read_structure,
+};
+use super::schema::Set;
 use super::structure::{GroupOp, push_delete, push_groups, push_own, push_structure};
 use super::table_kind::TableKind;
 use super::tables::TableLayout;
@@ -68,6 +71,15 @@ pub(super) enum Guard {
 pub(super) trait TableAccess: Send {
     /// Reads kplane's table. This handles all earlier changes by other programs.
     fn read(&mut self) -> Result<FoundTable, NetlinkError>;
+
+    /// Compares the table's chains, rules and sets. Returns its groups of session affinity if they are kplane's.
+    fn structure(&mut self) -> Result<Option<Vec<Group>>, NetlinkError>;
+
+    /// Returns the table's sets.
+    fn sets(&self) -> Vec<Set>;
+
+    /// Begins to list a set.
+    fn list(&mut self, set: Set) -> Result<ListedSet, ReadError>;
 
     /// Reads the kernel's reports. Returns the changes by other programs to the table since the last call.
     fn drift(&mut self) -> Result<Option<Drift>, NetlinkError>;
@@ -298,6 +310,22 @@ impl TableAccess for KernelTable {
             what: "read table kplane",
             attempts: READ_ATTEMPTS,
         })
+    }
+
+    fn structure(&mut self) -> Result<Option<Vec<Group>>, NetlinkError> {
+        let socket = &mut self.namespace.lock().socket;
+        Ok(match read_structure(socket, self.family, self.layout)? {
+            StructureState::Ours(groups) => Some(groups),
+            StructureState::Absent | StructureState::Different(_) => None,
+        })
+    }
+
+    fn sets(&self) -> Vec<Set> {
+        Set::all_of(self.layout.table())
+    }
+
+    fn list(&mut self, set: Set) -> Result<ListedSet, ReadError> {
+        KernelList::begin(self.family, set).map(ListedSet::Kernel)
     }
 
     fn drift(&mut self) -> Result<Option<Drift>, NetlinkError> {

@@ -14,10 +14,10 @@ use super::policies::PolicyTables;
 use super::probe::{ProbeError, probe};
 use super::repair::{Contents as _, unreadable};
 use super::schema::TableSettings;
+use super::slices::{Expected, SlicedRead, check};
 use super::stale::{self, Turns};
 use super::table::{StagedTable, Table};
 use super::transactions::Ground;
-use super::watch::Drift;
 use crate::backend::driver::{DataPath, StepError};
 use crate::backend::{Applied, Backend, Change, Kind, OpenError, Verification, open_sides};
 use crate::plan::FrontendAddr;
@@ -37,6 +37,8 @@ pub(super) struct KnownTable {
     table: Table,
     /// The state of the kernel before the next transaction.
     ground: Ground,
+    expected: Expected,
+    read: SlicedRead,
 }
 
 impl From<CommitError> for StepError {
@@ -132,16 +134,24 @@ impl<K: TableAccess> DataPath for NftDataPath<K> {
         match self.kernel.read().map_err(unreadable)? {
             FoundTable::Ours(groups, elements) => {
                 let table = adopt(&groups, &elements);
+                let expected = Expected::of(&elements);
                 let (elements, strays) = (elements.len(), table.strays.len());
                 tracing::info!(%family, elements, strays, "adopted table kplane of the kernel");
-                let ground = Ground::Table;
-                Ok(KnownTable { table, ground })
+                Ok(KnownTable {
+                    table,
+                    ground: Ground::Table,
+                    expected,
+                    read: SlicedRead::default(),
+                })
             }
             FoundTable::Other(reason) => {
                 tracing::info!(%family, reason, "creating table kplane");
-                let table = Table::default();
-                let ground = if reason == ABSENT { Ground::Nothing } else { Ground::Other };
-                Ok(KnownTable { table, ground })
+                Ok(KnownTable {
+                    table: Table::default(),
+                    ground: if reason == ABSENT { Ground::Nothing } else { Ground::Other },
+                    expected: Expected::default(),
+                    read: SlicedRead::default(),
+                })
             }
         }
     }
@@ -189,16 +199,20 @@ impl<K: TableAccess> DataPath for NftDataPath<K> {
         _applied: &mut Applied,
     ) {
         let stale = std::mem::take(&mut staged.stale);
+        content.expected.record(&staged.groups);
         content.table.accept(staged);
         content.ground = Ground::Table;
         self.forget_stale(&content.table, stale);
     }
 
     fn check(&mut self, content: &mut KnownTable) -> Result<Verification, StepError> {
-        let reported = self.kernel.drift().map_err(unreadable)?;
-        let by = reported.and_then(|reported| reported.by);
-        let table = &content.table;
-        let outcome = repair(&mut self.kernel, table, Drift::anything_by(by))?;
+        let KnownTable {
+            table,
+            expected,
+            read,
+            ..
+        } = content;
+        let outcome = check(&mut self.kernel, table, expected, read)?;
         if outcome == Verification::Equal {
             // This repeats what an earlier attempt failed to do.
             let groups = table.groups().into_iter().map(|group| group.id);

@@ -48,12 +48,18 @@ impl Decoder {
         Ok(())
     }
 
+    /// Returns the elements up to now, but for those of sets of ranges, which are known at the end.
+    pub(super) fn drain(&mut self) -> Vec<Element> {
+        std::mem::take(&mut self.elements)
+    }
+
     /// Returns the elements after all entries have been added.
-    pub(super) fn finish(mut self) -> Result<Vec<Element>, Foreign> {
+    pub(super) fn finish(&mut self) -> Result<Vec<Element>, Foreign> {
         let set = self.set;
+        let mut bounds = std::mem::take(&mut self.bounds);
         // An end that is equal to the next start comes first.
-        self.bounds.sort_by_key(|(ip, is_end, _)| (*ip, !is_end));
-        let mut bounds = self.bounds.iter().copied().peekable();
+        bounds.sort_by_key(|(ip, is_end, _)| (*ip, !is_end));
+        let mut bounds = bounds.into_iter().peekable();
         // nft begins every set of ranges with an end that has no start.
         let _ = bounds.next_if(|(ip, is_end, _)| *is_end && ip.is_unspecified());
         while let Some((first, is_end, data)) = bounds.next() {
@@ -72,7 +78,7 @@ impl Decoder {
             let key = key.ok_or(Foreign { set })?;
             self.elements.push(Element { set, key, data });
         }
-        Ok(self.elements)
+        Ok(self.drain())
     }
 
     fn entry(&mut self, entry: Attributes<'_>) -> Option<()> {

@@ -11,10 +11,10 @@ use super::frontend::Ops;
 use super::guarded::{Send, repair, send};
 use super::probe::{can_log, can_own};
 use super::repair::{Contents, everything, unreadable};
+use super::slices::{Expected, SlicedRead, check};
 use super::table_kind::{POLICY_TABLE, TableKind};
 use super::tables::TableLayout;
 use super::transactions::Ground;
-use super::watch::Drift;
 use crate::backend::driver::StepError;
 use crate::backend::{ApplyError, Notifications as _, Verification};
 
@@ -104,6 +104,8 @@ impl PolicyTables {
         Ok(PolicyTable {
             family,
             kernel: namespace.table(family, layout),
+            expected: Expected::default(),
+            read: SlicedRead::default(),
         })
     }
 
@@ -158,6 +160,8 @@ pub(crate) enum FoundPolicies {
 pub(crate) struct PolicyTable {
     family: Family,
     kernel: KernelTable,
+    expected: Expected,
+    read: SlicedRead,
 }
 
 impl PolicyTable {
@@ -170,7 +174,10 @@ impl PolicyTable {
         let found = self.kernel.read();
         Ok(
             match found.map_err(|problem| self.error(unreadable(problem)))? {
-                FoundTable::Ours(_, elements) if self.own()? => FoundPolicies::Ours(elements),
+                FoundTable::Ours(_, elements) if self.own()? => {
+                    self.expected = Expected::of(&elements);
+                    FoundPolicies::Ours(elements)
+                }
                 FoundTable::Ours(..) => FoundPolicies::Other,
                 FoundTable::Other(reason) if reason == ABSENT => FoundPolicies::Absent,
                 FoundTable::Other(_) => FoundPolicies::Other,
@@ -195,6 +202,7 @@ impl PolicyTable {
     /// the isolated Pods come first, and then what they may do: so nothing is open meanwhile that should be closed.
     pub(crate) fn replace(&mut self, contents: &impl Contents) -> Result<Cost, ApplyError> {
         let phases = everything(contents, self.kernel.capacity(true));
+        self.expected = Expected::default();
         self.send(contents, Ground::Other, &phases, false, &mut None)
     }
 
@@ -233,7 +241,9 @@ impl PolicyTable {
             begun,
         };
         let sent = send(&mut self.kernel, before, change, repaired);
-        sent.map_err(|step| self.error(step))
+        let cost = sent.map_err(|step| self.error(step))?;
+        self.expected.record(phases.iter().copied().flatten());
+        Ok(cost)
     }
 
     /// Deletes the table, which need not exist.
@@ -242,29 +252,25 @@ impl PolicyTable {
         deleted.map_err(|problem| self.error(problem.into()))
     }
 
-    /// Reads the table back, and repairs what differs.
+    /// Reads the next slice of the table, and repairs what differs.
     pub(crate) fn verify(&mut self, contents: &impl Contents) -> Result<Verification, ApplyError> {
-        let by = self.reported()?.and_then(|reported| reported.by);
-        self.repair_drift(contents, Drift::anything_by(by))
+        let checked = check(&mut self.kernel, contents, &self.expected, &mut self.read);
+        self.outcome(checked)
     }
 
     /// Repairs what other programs changed, as the kernel reported it.
     pub(crate) fn repair(&mut self, contents: &impl Contents) -> Result<Verification, ApplyError> {
-        let reported = self.reported()?.unwrap_or_default();
-        self.repair_drift(contents, reported)
-    }
-
-    fn reported(&mut self) -> Result<Option<Drift>, ApplyError> {
         let reported = self.kernel.drift();
-        reported.map_err(|problem| self.error(unreadable(problem)))
+        let reported = reported.map_err(|problem| self.error(unreadable(problem)))?;
+        let repaired = repair(&mut self.kernel, contents, reported.unwrap_or_default());
+        self.outcome(repaired)
     }
 
-    fn repair_drift(
-        &mut self,
-        contents: &impl Contents,
-        drift: Drift,
+    fn outcome(
+        &self,
+        checked: Result<Verification, StepError>,
     ) -> Result<Verification, ApplyError> {
-        match repair(&mut self.kernel, contents, drift) {
+        match checked {
             Err(StepError::Drifted(what)) => Ok(Verification::Drifted(what)),
             result => result.map_err(|step| self.error(step)),
         }

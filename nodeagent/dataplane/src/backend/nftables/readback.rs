@@ -18,7 +18,8 @@ use super::tables::{OWNED, TableLayout};
 use super::uapi::*;
 use super::userdata;
 use kplane_netlink::{
-    Attribute, Attributes, Batch, Errno, Messages, NetlinkError, NfSocket, Request,
+    Attribute, Attributes, Batch, Errno, Message, Messages, NetlinkError, NfSocket, PausedDump,
+    Request,
 };
 
 /// Most attempts to read chains, rules and sets while other programs' changes tear the lists.
@@ -141,21 +142,83 @@ pub fn read_elements_of(
 ) -> Result<Vec<Element>, ReadError> {
     let mut elements = Vec::new();
     for set in Set::all_of(table) {
-        let what = "read elements";
-        let request = Request::new(what, msg::GETSETELEM, nfproto(family), |w| {
-            w.str(NFTA_SET_ELEM_LIST_TABLE, table.name());
-            w.str(NFTA_SET_ELEM_LIST_SET, set.name());
-        });
-        let (dump, _) = match socket.dump_through(request) {
-            Err(error) if error.errno() == Some(Errno::ENOENT) => {
-                let reason = format!("set {} is missing", set.name());
-                return Err(ReadError::Different(reason));
-            }
-            dump => dump?,
+        let (dump, _) = match socket.dump_through(list_request(family, set)) {
+            Err(error) => return Err(unlisted(set, error)),
+            Ok(dump) => dump,
         };
         elements.append(&mut decode_elements(&dump, family, set)?);
     }
     Ok(elements)
+}
+
+fn list_request(family: Family, set: Set) -> Request {
+    Request::new("read elements", msg::GETSETELEM, nfproto(family), |w| {
+        w.str(NFTA_SET_ELEM_LIST_TABLE, set.table().name());
+        w.str(NFTA_SET_ELEM_LIST_SET, set.name());
+    })
+}
+
+fn unlisted(set: Set, error: NetlinkError) -> ReadError {
+    match error.errno() {
+        Some(Errno::ENOENT) => ReadError::Different(format!("set {} is missing", set.name())),
+        _ => error.into(),
+    }
+}
+
+/// A list of a set's elements that is read piece by piece.
+#[derive(Debug)]
+pub(super) enum ListedSet {
+    /// From the kernel.
+    Kernel(KernelList),
+    /// In one piece.
+    #[cfg(test)]
+    Whole(Vec<Element>),
+}
+
+impl ListedSet {
+    /// Returns the next elements, and whether these are the last ones.
+    pub(super) fn next(&mut self) -> Result<(Vec<Element>, bool), ReadError> {
+        match self {
+            Self::Kernel(list) => list.next(),
+            #[cfg(test)]
+            Self::Whole(elements) => Ok((std::mem::take(elements), true)),
+        }
+    }
+}
+
+/// A list of the kernel.
+#[derive(Debug)]
+pub(super) struct KernelList {
+    set: Set,
+    dump: PausedDump,
+    decoder: Decoder,
+}
+
+impl KernelList {
+    /// Begins to list a set.
+    pub(super) fn begin(family: Family, set: Set) -> Result<Self, ReadError> {
+        Ok(Self {
+            set,
+            dump: PausedDump::begin(list_request(family, set))?,
+            decoder: Decoder::new(family, set),
+        })
+    }
+
+    fn next(&mut self) -> Result<(Vec<Element>, bool), ReadError> {
+        let decoder = &mut self.decoder;
+        let mut foreign = None;
+        let listed = self.dump.next(|message| {
+            if let Err(found) = decode_message(decoder, message) {
+                foreign.get_or_insert(found);
+            }
+        });
+        let is_last = listed.map_err(|error| unlisted(self.set, error))?;
+        if let Some(foreign) = foreign {
+            return Err(foreign.into());
+        }
+        let elements = if is_last { decoder.finish()? } else { decoder.drain() };
+        Ok((elements, is_last))
+    }
 }
 
 /// Returns the elements in the kernel's answer to a dump of one set.
@@ -164,12 +227,18 @@ pub fn read_elements_of(
 /// [`ReadError::Different`] when there are elements that are not kplane's.
 pub fn decode_elements(dump: &[u8], family: Family, set: Set) -> Result<Vec<Element>, ReadError> {
     let mut decoder = Decoder::new(family, set);
-    for message in Messages(dump).filter(|m| m.kind == msg::NEWSETELEM) {
-        if let Some(list) = message.attributes().get(NFTA_SET_ELEM_LIST_ELEMENTS) {
-            decoder.take(list.children())?;
-        }
+    for message in Messages(dump) {
+        decode_message(&mut decoder, message)?;
     }
     Ok(decoder.finish()?)
+}
+
+fn decode_message(decoder: &mut Decoder, message: Message<'_>) -> Result<(), Foreign> {
+    let list = match message.kind {
+        msg::NEWSETELEM => message.attributes().get(NFTA_SET_ELEM_LIST_ELEMENTS),
+        _ => None,
+    };
+    list.map_or(Ok(()), |list| decoder.take(list.children()))
 }
 
 /// Attributes that define an object. The kernel adds others: handles, counters.

@@ -22,7 +22,7 @@ use super::super::structure::GroupOp;
 use super::super::table::Table;
 use super::NftDataPath;
 use crate::backend::driver::Driver;
-use crate::backend::{Change, Side as _, Verification};
+use crate::backend::{Change, Side, Verification};
 use crate::plan::{Frontend, FrontendAddr, NodePlan, Origin, ServicePlan, Unserved};
 use memory::Memory;
 
@@ -407,7 +407,7 @@ fn only_the_service_that_the_kernel_refuses_is_left_out() {
             applied.failures.iter().map(|f| &f.key).collect::<Vec<_>>(),
             [&key(13)]
         );
-        assert_eq!(driver.verify().unwrap(), Verification::Equal);
+        assert_eq!(verify(&mut driver), Verification::Equal);
         let expected: Vec<_> = plans.filter(|p| p.key != key(13)).collect();
         drop(driver);
         assert_eq!(memory.elements.unwrap(), table_with(expected).elements());
@@ -433,7 +433,7 @@ fn a_service_that_is_refused_while_a_new_table_is_filled_is_left_out_by_the_next
     let applied = driver.apply(change(&services, &node, true)).unwrap();
     let refused: Vec<_> = applied.failures.iter().map(|f| &f.key).collect();
     assert_eq!(refused, [&key(13)]);
-    assert_eq!(driver.verify().unwrap(), Verification::Equal);
+    assert_eq!(verify(&mut driver), Verification::Equal);
     drop(driver);
     let expected: Vec<_> = plans.filter(|p| p.key != key(13)).collect();
     assert_eq!(memory.elements.unwrap(), table_with(expected).elements());
@@ -461,7 +461,7 @@ fn changes_of_others_do_not_matter_but_changes_of_our_table_do() {
     memory.elements = Some(stolen);
     let mut driver = on(&mut memory);
     driver.apply(change(&set([service(1, &[1])]), &node, true)).unwrap();
-    assert_eq!(driver.verify().unwrap(), Verification::Equal);
+    assert_eq!(verify(&mut driver), Verification::Equal);
 }
 
 #[test]
@@ -472,14 +472,14 @@ fn drift_is_found_and_repaired() {
     let services = set([service(1, &[1]), service(2, &[2])]);
     driver.apply(change(&services, &node, true)).unwrap();
     driver.path.kernel().elements.as_mut().unwrap().pop_last();
-    let Verification::Repaired(what) = driver.verify().unwrap() else {
+    let Verification::Repaired(what) = verify(&mut driver) else {
         panic!("not noticed");
     };
     assert!(
         what.starts_with("1 elements were missing and 0 were another program"),
         "{what}"
     );
-    assert_eq!(driver.verify().unwrap(), Verification::Equal);
+    assert_eq!(verify(&mut driver), Verification::Equal);
 }
 
 /// Every place is complete in every state that packets may see, however small transactions are.
@@ -510,7 +510,7 @@ fn small_transactions_leave_no_place_half_done() {
             true,
         ))
         .unwrap();
-    assert_eq!(driver.verify().unwrap(), Verification::Equal);
+    assert_eq!(verify(&mut driver), Verification::Equal);
     drop(driver);
     assert!(memory.commits > 50);
 }
@@ -605,7 +605,7 @@ fn a11_clients_of_a_gone_endpoint_are_forgotten() {
     driver.path.kernel().clients.insert(id, vec![whole(1, 9)]);
     driver.apply(change(&set([sticky(&[1, 3, 4, 5])]), &node, false)).unwrap();
     assert_eq!(driver.path.kernel().clients[&id], [whole(1, 9)]);
-    assert_eq!(driver.verify().unwrap(), Verification::Equal);
+    assert_eq!(verify(&mut driver), Verification::Equal);
     assert_eq!(driver.path.kernel().clients[&id], []);
     drop(driver);
     memory.clients.insert(id, vec![whole(1, 1), whole(3, 3)]);
@@ -678,4 +678,9 @@ proptest! {
         let fresh = fresh.elements();
         prop_assert_eq!(without_indices(&memory.elements.unwrap()), without_indices(&fresh));
     }
+}
+
+/// Reads everything back.
+fn verify(driver: &mut impl Side) -> Verification {
+    Verification::of_all(|| driver.verify()).unwrap()
 }

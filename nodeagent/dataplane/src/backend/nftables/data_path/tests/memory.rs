@@ -11,6 +11,8 @@ use crate::backend::nftables::affinity_id::AffinityId;
 use crate::backend::nftables::clients::Client;
 use crate::backend::nftables::element::{Data, Element};
 use crate::backend::nftables::frontend::Ops;
+use crate::backend::nftables::readback::{ListedSet, ReadError};
+use crate::backend::nftables::schema::Set;
 use crate::backend::nftables::structure::GroupOp;
 use crate::backend::nftables::watch::Drift;
 use kplane_netlink::{CommitError, Errno, NetlinkError};
@@ -92,6 +94,21 @@ impl TableAccess for &mut Memory {
             ),
             None => FoundTable::Other("there is no table".to_owned()),
         })
+    }
+
+    fn structure(&mut self) -> Result<Option<Vec<Group>>, NetlinkError> {
+        let groups = self.groups.values().copied().collect();
+        Ok(self.elements.as_ref().map(|_| groups))
+    }
+
+    fn sets(&self) -> Vec<Set> {
+        Set::all().collect()
+    }
+
+    fn list(&mut self, set: Set) -> Result<ListedSet, ReadError> {
+        let elements = self.elements.iter().flatten().copied();
+        let elements = elements.filter(|element| element.set == set).collect();
+        Ok(ListedSet::Whole(elements))
     }
 
     fn drift(&mut self) -> Result<Option<Drift>, NetlinkError> {
