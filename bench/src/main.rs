@@ -10,6 +10,7 @@
 
 mod against;
 mod attacks;
+mod beside;
 mod change;
 mod conntrack;
 mod drift;
@@ -77,6 +78,10 @@ const BENCHES: [(&str, Bench); 14] = [
     }),
     ("attacks", |_| {
         attacks::main();
+        Ok(())
+    }),
+    ("beside", |_| {
+        beside::main();
         Ok(())
     }),
     ("proxies", proxies::main),

@@ -16,7 +16,8 @@ Measure how long changes take, in a real kernel, and print tables
 Usage: cargo xtask bench [NAME] [OPTIONS]
 
 Arguments:
-  [NAME]  One benchmark of: change, reboot, drift, packet, conntrack, graph, fleet, policies, attacks; or operators,
+  [NAME]  One benchmark of: change, reboot, drift, packet, conntrack, graph, fleet, policies, attacks,
+          beside; or operators,
           kpctl's answers about 5,000 nodes and 17,000 Services [default: all but operators]
 
 Options:
@@ -55,7 +56,7 @@ const ROLLOUTS: &str = "kube-proxy-rollouts";
 const COMPARE: &str = "--compare";
 
 /// Benchmarks of kplane alone.
-const ALONE: [&str; 9] = [
+const ALONE: [&str; 10] = [
     "change",
     "reboot",
     "drift",
@@ -65,6 +66,7 @@ const ALONE: [&str; 9] = [
     "fleet",
     "policies",
     "attacks",
+    "beside",
 ];
 /// One that runs only if it is named, and needs kpctl.
 const OPERATORS: &str = "operators";

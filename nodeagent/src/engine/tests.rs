@@ -273,6 +273,15 @@ impl Rig {
         wait
     }
 
+    /// Waits until the backend is called; returns how long that took. The tables of policies have their turns as well.
+    fn until_called(&mut self) -> Duration {
+        let mut wait = Duration::ZERO;
+        while self.script.lock().calls.is_empty() {
+            wait += self.next();
+        }
+        wait
+    }
+
     /// Revisions applied and verified.
     fn revisions(&self) -> (u64, u64) {
         let report = self.core.report();

@@ -25,7 +25,10 @@ fn a_snapshot_is_applied_completely_then_read_back() {
     assert_eq!((report.counts.services, report.counts.endpoints), (3, 1));
     assert_eq!((report.syncs_ok, report.syncs_failed), (1, 0));
     assert_eq!(report.last_sync.unwrap().operations, 3);
-    assert!(rig.next() >= 240 * SECOND, "at rest but for the next look");
+    assert!(
+        rig.until_called() >= 240 * SECOND,
+        "at rest but for the next look"
+    );
     assert!(rig.script.calls()[0].starts_with("verify"));
 }
 
@@ -228,12 +231,8 @@ fn reading_back_waits_for_quiet_and_for_its_interval() {
     rig.put(&svc("a", &[]));
     assert_eq!(rig.next(), 60 * SECOND);
     rig.script.calls();
-    // The tables of policies are read as well.
     let waits = [(); 2].map(|()| {
-        let mut wait = Duration::ZERO;
-        while rig.script.lock().calls.is_empty() {
-            wait += rig.next();
-        }
+        let wait = rig.until_called();
         assert!(rig.script.calls().iter().all(|call| call.starts_with("verify")));
         wait
     });
