@@ -23,6 +23,8 @@ mod guarded;
 mod layout;
 mod lookup;
 mod loopback;
+#[doc(hidden)]
+pub mod memory;
 mod policies;
 mod policy_layout;
 mod policy_rule;

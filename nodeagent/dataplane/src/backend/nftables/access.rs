@@ -1,5 +1,6 @@
 //! The drivers' access to the tables in the kernel, as narrow as possible.
 
+use std::fmt;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -68,7 +69,7 @@ pub(super) enum Guard {
 }
 
 /// Access to one family's table.
-pub(super) trait TableAccess: Send {
+pub(super) trait TableAccess: fmt::Debug + Send {
     /// Reads kplane's table. This handles all earlier changes by other programs.
     fn read(&mut self) -> Result<FoundTable, NetlinkError>;
 
@@ -95,6 +96,12 @@ pub(super) trait TableAccess: Send {
 
     /// Returns the number of element operations that fit into one transaction.
     fn capacity(&self, rebuild: bool) -> usize;
+
+    /// Makes the table this process's own, if tables have owners. Returns whether it is.
+    fn own(&mut self) -> Result<bool, CommitError>;
+
+    /// Deletes the table, which need not exist.
+    fn delete(&mut self) -> Result<Cost, CommitError>;
 }
 
 /// The nf_tables of one network namespace, over netlink. Both families share its generation, which grows with
@@ -263,33 +270,6 @@ impl KernelTable {
     fn id(&self) -> OneTable {
         (self.layout.table(), self.family)
     }
-
-    /// Makes the table this socket's own, if tables have owners. Returns whether it is.
-    pub(super) fn own(&mut self) -> Result<bool, CommitError> {
-        if self.layout.flags() == 0 {
-            return Ok(true);
-        }
-        let mut batch = Batch::new();
-        push_own(&mut batch, self.family, self.layout);
-        let sent = self.namespace.lock().send(self.id(), batch, Guard::None);
-        match sent {
-            Err(error) if error.errno() == Some(Errno::EOPNOTSUPP) => Ok(false),
-            sent => sent.map(|()| true),
-        }
-    }
-
-    /// Deletes the table, which need not exist.
-    pub(super) fn delete(&mut self) -> Result<Cost, CommitError> {
-        let mut batch = Batch::new();
-        push_delete(&mut batch, self.family, self.layout);
-        let (bytes, started) = (batch.byte_len() as u64, Instant::now());
-        self.namespace.lock().send(self.id(), batch, Guard::None)?;
-        Ok(Cost {
-            bytes,
-            encode: Duration::ZERO,
-            kernel: started.elapsed(),
-        })
-    }
 }
 
 impl TableAccess for KernelTable {
@@ -373,6 +353,31 @@ impl TableAccess for KernelTable {
         let structure = if rebuild { STRUCTURE_BYTES } else { 0 };
         let room = self.namespace.lock().socket.max_batch_bytes();
         (room.saturating_sub(structure) / ELEMENT_BYTES).max(1)
+    }
+
+    fn own(&mut self) -> Result<bool, CommitError> {
+        if self.layout.flags() == 0 {
+            return Ok(true);
+        }
+        let mut batch = Batch::new();
+        push_own(&mut batch, self.family, self.layout);
+        let sent = self.namespace.lock().send(self.id(), batch, Guard::None);
+        match sent {
+            Err(error) if error.errno() == Some(Errno::EOPNOTSUPP) => Ok(false),
+            sent => sent.map(|()| true),
+        }
+    }
+
+    fn delete(&mut self) -> Result<Cost, CommitError> {
+        let mut batch = Batch::new();
+        push_delete(&mut batch, self.family, self.layout);
+        let (bytes, started) = (batch.byte_len() as u64, Instant::now());
+        self.namespace.lock().send(self.id(), batch, Guard::None)?;
+        Ok(Cost {
+            bytes,
+            encode: Duration::ZERO,
+            kernel: started.elapsed(),
+        })
     }
 }
 

@@ -92,16 +92,6 @@ impl<K: TableAccess> NftDataPath<K> {
         }
     }
 
-    #[cfg(test)]
-    pub(super) fn kernel(&mut self) -> &mut K {
-        &mut self.kernel
-    }
-
-    #[cfg(test)]
-    pub(super) fn into_kernel(self) -> K {
-        self.kernel
-    }
-
     /// Forgets clients of these groups whose endpoint is gone, so that they get a new endpoint.
     fn forget_stale(&mut self, table: &Table, groups: impl IntoIterator<Item = AffinityId>) {
         for id in groups {

@@ -29,7 +29,7 @@ pub(super) struct Send<'a> {
 
 /// Commits a change if nothing happened to the table since its content, `before`, was last known. Changes by other
 /// programs are repaired first; they are named in `repaired`.
-pub(super) fn send<K: TableAccess>(
+pub(super) fn send<K: TableAccess + ?Sized>(
     kernel: &mut K,
     before: &impl Contents,
     change: Send<'_>,
@@ -61,7 +61,7 @@ pub(super) fn send<K: TableAccess>(
     Ok(total)
 }
 
-fn commit_guarded<K: TableAccess>(
+fn commit_guarded<K: TableAccess + ?Sized>(
     kernel: &mut K,
     before: &impl Contents,
     Send {
@@ -94,7 +94,7 @@ fn commit_guarded<K: TableAccess>(
 
 /// Repairs changes by other programs. A change that cannot be repaired from what kplane knows of the
 /// table is drift. After drift, the engine applies everything again.
-pub(super) fn repair<K: TableAccess>(
+pub(super) fn repair<K: TableAccess + ?Sized>(
     kernel: &mut K,
     table: &impl Contents,
     drift: Drift,

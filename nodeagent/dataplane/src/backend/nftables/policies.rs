@@ -5,10 +5,11 @@ use std::os::fd::OwnedFd;
 use kplane_model::Family;
 use kplane_netlink::Errno;
 
-use super::access::{ABSENT, Cost, FoundTable, KernelTable, Namespace, TableAccess};
+use super::access::{ABSENT, Cost, FoundTable, Namespace, TableAccess};
 use super::element::Element;
 use super::frontend::Ops;
 use super::guarded::{Send, repair, send};
+use super::memory::MemoryProcess;
 use super::probe::{can_log, can_own};
 use super::repair::{Contents, everything, unreadable};
 use super::slices::{Expected, SlicedRead, check};
@@ -38,6 +39,8 @@ enum PolicyAccess {
     Own(Option<Namespace>),
     /// The backend's name; it programs nothing that could enforce a policy.
     Refused(&'static str),
+    /// Tables in memory.
+    Memory(MemoryProcess),
 }
 
 impl PolicyTables {
@@ -65,6 +68,14 @@ impl PolicyTables {
         Self::new(PolicyAccess::Refused(backend), false)
     }
 
+    pub(super) fn in_memory(process: MemoryProcess) -> Self {
+        Self {
+            log: Some(true),
+            owned: Some(true),
+            ..Self::new(PolicyAccess::Memory(process), false)
+        }
+    }
+
     /// Gives the tables no owner, as a kernel before Linux 6.9.
     #[must_use]
     pub fn without_owner(mut self) -> Self {
@@ -80,9 +91,18 @@ impl PolicyTables {
     /// Returns access to a family's table. Opens the calling thread's network namespace if needed.
     pub(crate) fn table(&mut self, family: Family) -> Result<PolicyTable, ApplyError> {
         let error = |step| ApplyError::new(family, step);
+        let (output, log, owned) = (self.output, &mut self.log, &mut self.owned);
+        let mut layout = || TableLayout::Policies {
+            output,
+            log: *log.get_or_insert_with(can_log),
+            owned: *owned.get_or_insert_with(can_own),
+        };
         let namespace = match &mut self.way {
             PolicyAccess::Shared(namespace) | PolicyAccess::Own(Some(namespace)) => {
                 namespace.clone()
+            }
+            PolicyAccess::Memory(process) => {
+                return Ok(PolicyTable::new(family, process.table(family, layout())));
             }
             PolicyAccess::Own(closed) => {
                 let opened =
@@ -96,17 +116,7 @@ impl PolicyTables {
                 ))));
             }
         };
-        let layout = TableLayout::Policies {
-            output: self.output,
-            log: *self.log.get_or_insert_with(can_log),
-            owned: *self.owned.get_or_insert_with(can_own),
-        };
-        Ok(PolicyTable {
-            family,
-            kernel: namespace.table(family, layout),
-            expected: Expected::default(),
-            read: SlicedRead::default(),
-        })
+        Ok(PolicyTable::new(family, namespace.table(family, layout())))
     }
 
     /// Closes what was opened for tables that are not needed now, so that nobody listens to the kernel in vain.
@@ -120,7 +130,7 @@ impl PolicyTables {
     pub(crate) fn generation(&self) -> u64 {
         match &self.way {
             PolicyAccess::Own(Some(_)) => self.generation,
-            PolicyAccess::Own(None) | PolicyAccess::Shared(_) | PolicyAccess::Refused(_) => 0,
+            _ => 0,
         }
     }
 
@@ -129,7 +139,7 @@ impl PolicyTables {
     pub(crate) fn readiness(&self) -> Option<OwnedFd> {
         match &self.way {
             PolicyAccess::Own(Some(namespace)) => namespace.readiness(),
-            PolicyAccess::Own(None) | PolicyAccess::Shared(_) | PolicyAccess::Refused(_) => None,
+            _ => None,
         }
     }
 
@@ -139,6 +149,7 @@ impl PolicyTables {
             PolicyAccess::Shared(namespace) | PolicyAccess::Own(Some(namespace)) => {
                 namespace.drifted(TableKind::Policies)
             }
+            PolicyAccess::Memory(process) => process.drifted(TableKind::Policies),
             PolicyAccess::Own(None) | PolicyAccess::Refused(_) => [false; 2],
         }
     }
@@ -159,12 +170,21 @@ pub(crate) enum FoundPolicies {
 #[derive(Debug)]
 pub(crate) struct PolicyTable {
     family: Family,
-    kernel: KernelTable,
+    kernel: Box<dyn TableAccess>,
     expected: Expected,
     read: SlicedRead,
 }
 
 impl PolicyTable {
+    fn new(family: Family, kernel: impl TableAccess + 'static) -> Self {
+        Self {
+            family,
+            kernel: Box::new(kernel),
+            expected: Expected::default(),
+            read: SlicedRead::default(),
+        }
+    }
+
     fn error(&self, step: StepError) -> ApplyError {
         ApplyError::new(self.family, step)
     }
@@ -240,7 +260,7 @@ impl PolicyTable {
             phases: &phases,
             begun,
         };
-        let sent = send(&mut self.kernel, before, change, repaired);
+        let sent = send(&mut *self.kernel, before, change, repaired);
         let cost = sent.map_err(|step| self.error(step))?;
         self.expected.record(phases.iter().copied().flatten());
         Ok(cost)
@@ -254,7 +274,7 @@ impl PolicyTable {
 
     /// Reads the next slice of the table, and repairs what differs.
     pub(crate) fn verify(&mut self, contents: &impl Contents) -> Result<Verification, ApplyError> {
-        let checked = check(&mut self.kernel, contents, &self.expected, &mut self.read);
+        let checked = check(&mut *self.kernel, contents, &self.expected, &mut self.read);
         self.outcome(checked)
     }
 
@@ -262,7 +282,7 @@ impl PolicyTable {
     pub(crate) fn repair(&mut self, contents: &impl Contents) -> Result<Verification, ApplyError> {
         let reported = self.kernel.drift();
         let reported = reported.map_err(|problem| self.error(unreadable(problem)))?;
-        let repaired = repair(&mut self.kernel, contents, reported.unwrap_or_default());
+        let repaired = repair(&mut *self.kernel, contents, reported.unwrap_or_default());
         self.outcome(repaired)
     }
 

@@ -171,7 +171,6 @@ pub(super) enum ListedSet {
     /// From the kernel.
     Kernel(KernelList),
     /// In one piece.
-    #[cfg(test)]
     Whole(Vec<Element>),
 }
 
@@ -180,7 +179,6 @@ impl ListedSet {
     pub(super) fn next(&mut self) -> Result<(Vec<Element>, bool), ReadError> {
         match self {
             Self::Kernel(list) => list.next(),
-            #[cfg(test)]
             Self::Whole(elements) => Ok((std::mem::take(elements), true)),
         }
     }

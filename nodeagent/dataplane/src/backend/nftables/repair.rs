@@ -73,7 +73,7 @@ struct Plan {
 /// # Errors
 /// [`StepError::Drifted`] when the content of the table has to be adopted first. Other errors when the table
 /// cannot be read or written.
-pub(super) fn repair_table<K: TableAccess>(
+pub(super) fn repair_table<K: TableAccess + ?Sized>(
     kernel: &mut K,
     table: &impl Contents,
     drift: Drift,
@@ -113,7 +113,7 @@ pub(super) fn unreadable(error: NetlinkError) -> StepError {
     StepError::read(UnreadableTable(error))
 }
 
-fn commit<K: TableAccess>(kernel: &mut K, plan: &Plan) -> Result<(), CommitError> {
+fn commit<K: TableAccess + ?Sized>(kernel: &mut K, plan: &Plan) -> Result<(), CommitError> {
     let capacity = [false, true].map(|rebuild| kernel.capacity(rebuild));
     let mut ground = if plan.rebuild { Ground::Other } else { Ground::Table };
     // After the first transaction, the kernel has begun to apply the repair.
@@ -157,7 +157,7 @@ fn differing(missing: usize, foreign: usize, example: &Element) -> String {
 /// Reads a table, and plans the repair of its differences. A list of elements may lack some while the kernel
 /// enlarges a set, which it does in the background some time after many elements were added. So a difference
 /// counts only if it stays.
-fn read_plan<K: TableAccess>(
+fn read_plan<K: TableAccess + ?Sized>(
     kernel: &mut K,
     table: &impl Contents,
 ) -> Result<Option<Plan>, StepError> {

@@ -185,6 +185,15 @@ impl Ledger {
         }
     }
 
+    /// Adds a whole transaction, as a kernel in memory reports it.
+    pub(super) fn hear(&mut self, generation: &Generation, changes: Vec<(OneTable, Changed)>) {
+        for (table, changed) in changes {
+            let drift = Drift { changed, by: None };
+            self.open[index(table)].get_or_insert_default().append(drift);
+        }
+        self.end(generation);
+    }
+
     fn end(&mut self, generation: &Generation) {
         let open = std::mem::take(&mut self.open);
         let Some(head) = self.head else {

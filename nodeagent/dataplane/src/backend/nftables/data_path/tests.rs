@@ -1,7 +1,5 @@
 //! Tests of the differences and of the driver, against a kernel in memory.
 
-mod memory;
-
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fmt::Write as _;
 use std::net::IpAddr;
@@ -10,21 +8,24 @@ use expect_test::expect;
 use kplane_model::{EndpointAddr, Family, KeyParts, Protocol, ServiceKey, TrafficPolicy};
 use proptest::prelude::*;
 
+use super::super::access::{Guard, TableAccess as _};
 use super::super::adopt::adopt;
 use super::super::affinity::Group;
 use super::super::affinity_id::GroupPart;
 use super::super::clients::{Client, Remembered};
 use super::super::element::{Data, Element};
 use super::super::frontend::Ops;
+use super::super::memory::{HeldTable, MemoryKernel, MemoryTable, TableFaults};
 use super::super::repair::Contents as _;
-use super::super::schema::Set;
+use super::super::schema::{Set, TableSettings};
 use super::super::structure::GroupOp;
 use super::super::table::Table;
+use super::super::table_kind::TableKind;
+use super::super::watch::OneTable;
 use super::NftDataPath;
 use crate::backend::driver::Driver;
 use crate::backend::{Change, Side, Verification};
 use crate::plan::{Frontend, FrontendAddr, NodePlan, Origin, ServicePlan, Unserved};
-use memory::Memory;
 
 fn endpoint(octet: u8) -> EndpointAddr {
     EndpointAddr::new([10, 0, 0, octet], 8080)
@@ -103,8 +104,27 @@ fn change<'a>(services: &'a Services, node: &'a NodePlan, complete: bool) -> Cha
     }
 }
 
-fn on(memory: &mut Memory) -> Driver<NftDataPath<&mut Memory>> {
-    Driver::new(NftDataPath::new(Family::V4, memory))
+const TABLE: OneTable = (TableKind::Services, Family::V4);
+
+/// Starts a process.
+fn on(memory: &MemoryKernel) -> Driver<NftDataPath<MemoryTable>> {
+    let table = memory.start().table(Family::V4, TableSettings::default());
+    Driver::new(NftDataPath::new(Family::V4, table))
+}
+
+fn elements_in(memory: &MemoryKernel) -> BTreeSet<Element> {
+    memory.show(TABLE, |held| held.elements().collect())
+}
+
+/// Returns a machine that refuses an endpoint.
+fn poisoned() -> MemoryKernel {
+    let memory = MemoryKernel::default();
+    let faults = TableFaults {
+        refused: Some(endpoint(66).ip),
+        ..TableFaults::default()
+    };
+    memory.set_faults(TableKind::Services, Family::V4, faults);
+    memory
 }
 
 fn table_with(plans: impl IntoIterator<Item = ServicePlan>) -> Table {
@@ -370,14 +390,17 @@ fn elements_that_make_no_sense_go_away() {
     found.retain(|element| element.data != Some(Data::Endpoint(endpoint(2))));
     let table = adopt(&[], &found);
     assert!(!table.strays.is_empty());
-    let mut memory = Memory {
-        elements: Some(found.into_iter().collect()),
-        ..Memory::new()
+    let memory = MemoryKernel::default();
+    let ops = Ops {
+        add: found,
+        ..Ops::default()
     };
+    let mut before = memory.start().table(Family::V4, TableSettings::default());
+    before.commit(true, Guard::None, &[ops]).unwrap();
     let services = set([service(1, &[1, 2, 3])]);
-    on(&mut memory).apply(change(&services, &NodePlan::default(), true)).unwrap();
+    on(&memory).apply(change(&services, &NodePlan::default(), true)).unwrap();
     assert_eq!(
-        memory.elements.unwrap(),
+        elements_in(&memory),
         table_with([service(1, &[1, 2, 3])]).elements()
     );
 }
@@ -385,11 +408,8 @@ fn elements_that_make_no_sense_go_away() {
 #[test]
 fn only_the_service_that_the_kernel_refuses_is_left_out() {
     for complete in [true, false] {
-        let mut memory = Memory {
-            poison: Some(endpoint(66).ip),
-            ..Memory::new()
-        };
-        let mut driver = on(&mut memory);
+        let memory = poisoned();
+        let mut driver = on(&memory);
         let node = NodePlan::default();
         driver.apply(change(&set([service(100, &[1])]), &node, true)).unwrap();
         let plans = (0..20).map(
@@ -410,56 +430,61 @@ fn only_the_service_that_the_kernel_refuses_is_left_out() {
         assert_eq!(verify(&mut driver), Verification::Equal);
         let expected: Vec<_> = plans.filter(|p| p.key != key(13)).collect();
         drop(driver);
-        assert_eq!(memory.elements.unwrap(), table_with(expected).elements());
+        assert_eq!(elements_in(&memory), table_with(expected).elements());
     }
 }
 
 /// A new table is filled in several transactions. The kernel has taken some when it refuses a later one.
 #[test]
 fn a_service_that_is_refused_while_a_new_table_is_filled_is_left_out_by_the_next_attempt() {
-    let mut memory = Memory {
-        poison: Some(endpoint(66).ip),
-        capacity: 7,
-        ..Memory::new()
-    };
-    let mut driver = on(&mut memory);
+    let memory = poisoned();
+    memory.set_capacity(7);
+    let mut driver = on(&memory);
     let node = NodePlan::default();
     let plans = (0..20).map(|n| service(n, &[if n == 13 { 66 } else { n + 1 }]));
     let services = set(plans.clone());
     let interrupted = driver.apply(change(&services, &node, true));
     assert!(interrupted.is_err());
     // Only a new table is filled step by step.
-    driver.path.kernel().capacity = usize::MAX;
+    memory.set_capacity(usize::MAX);
     let applied = driver.apply(change(&services, &node, true)).unwrap();
     let refused: Vec<_> = applied.failures.iter().map(|f| &f.key).collect();
     assert_eq!(refused, [&key(13)]);
     assert_eq!(verify(&mut driver), Verification::Equal);
     drop(driver);
     let expected: Vec<_> = plans.filter(|p| p.key != key(13)).collect();
-    assert_eq!(memory.elements.unwrap(), table_with(expected).elements());
+    assert_eq!(elements_in(&memory), table_with(expected).elements());
+}
+
+/// Takes one element away, and nobody reports it.
+fn steal(memory: &MemoryKernel) {
+    let mut left = 1;
+    let mut first = |_: &Element| std::mem::take(&mut left) > 0;
+    assert_eq!(memory.show(TABLE, |held| held.remove(&mut first)).len(), 1);
 }
 
 #[test]
 fn changes_of_others_do_not_matter_but_changes_of_our_table_do() {
     let node = NodePlan::default();
-    let mut memory = Memory::new();
-    on(&mut memory).apply(change(&set([service(1, &[1])]), &node, true)).unwrap();
+    let memory = MemoryKernel::default();
+    let contended = |contended| TableFaults {
+        contended,
+        ..TableFaults::default()
+    };
+    on(&memory).apply(change(&set([service(1, &[1])]), &node, true)).unwrap();
     for others in [1, 100] {
-        memory.others = others;
-        let mut driver = on(&mut memory);
+        memory.set_faults(TableKind::Services, Family::V4, contended(others));
+        let mut driver = on(&memory);
         driver.apply(change(&set([service(1, &[1, 2])]), &node, true)).unwrap();
         driver.apply(change(&set([service(1, &[3])]), &node, false)).unwrap();
-        drop(driver);
-        memory.others = 0;
+        memory.set_faults(TableKind::Services, Family::V4, contended(0));
         assert_eq!(
-            memory.elements.clone().unwrap(),
+            elements_in(&memory),
             table_with([service(1, &[3])]).elements()
         );
     }
-    let mut stolen = memory.elements.clone().unwrap();
-    stolen.pop_first();
-    memory.elements = Some(stolen);
-    let mut driver = on(&mut memory);
+    steal(&memory);
+    let mut driver = on(&memory);
     driver.apply(change(&set([service(1, &[1])]), &node, true)).unwrap();
     assert_eq!(verify(&mut driver), Verification::Equal);
 }
@@ -467,11 +492,11 @@ fn changes_of_others_do_not_matter_but_changes_of_our_table_do() {
 #[test]
 fn drift_is_found_and_repaired() {
     let node = NodePlan::default();
-    let mut memory = Memory::new();
-    let mut driver = on(&mut memory);
+    let memory = MemoryKernel::default();
+    let mut driver = on(&memory);
     let services = set([service(1, &[1]), service(2, &[2])]);
     driver.apply(change(&services, &node, true)).unwrap();
-    driver.path.kernel().elements.as_mut().unwrap().pop_last();
+    steal(&memory);
     let Verification::Repaired(what) = verify(&mut driver) else {
         panic!("not noticed");
     };
@@ -485,16 +510,14 @@ fn drift_is_found_and_repaired() {
 /// Every place is complete in every state that packets may see, however small transactions are.
 #[test]
 fn small_transactions_leave_no_place_half_done() {
-    let whole = |elements: &BTreeSet<Element>| {
-        let found: Vec<Element> = elements.iter().copied().collect();
+    let whole = |held: &HeldTable| {
+        let found: Vec<Element> = held.elements().collect();
         assert_eq!(adopt(&[], &found).strays, []);
     };
-    let mut memory = Memory {
-        capacity: 7,
-        between: Some(whole),
-        ..Memory::new()
-    };
-    let mut driver = on(&mut memory);
+    let memory = MemoryKernel::default();
+    memory.set_capacity(7);
+    memory.check_between(whole);
+    let mut driver = on(&memory);
     let node = NodePlan::default();
     driver
         .apply(change(
@@ -512,7 +535,7 @@ fn small_transactions_leave_no_place_half_done() {
         .unwrap();
     assert_eq!(verify(&mut driver), Verification::Equal);
     drop(driver);
-    assert!(memory.commits > 50);
+    assert!(memory.transactions() > 50);
 }
 
 fn any_plan() -> impl Strategy<Value = ServicePlan> {
@@ -585,33 +608,33 @@ fn a11_clients_of_a_gone_endpoint_are_forgotten() {
     };
     let whole = |octet, at| client(octet, Remembered::Whole(endpoint(at)));
     let node = NodePlan::default();
-    let mut memory = Memory::new();
-    let mut driver = on(&mut memory);
+    let memory = MemoryKernel::default();
+    let mut driver = on(&memory);
     driver.apply(change(&set([sticky(&[1, 2, 3])]), &node, true)).unwrap();
-    let id = *driver.path.kernel().groups.first_key_value().unwrap().0;
+    let id = memory.show(TABLE, |held| held.groups().next().unwrap().id);
     let clients = vec![
         whole(1, 1),
         whole(2, 2),
         whole(3, 3),
         client(4, Remembered::Part(GroupPart::Ports)),
     ];
-    driver.path.kernel().clients.insert(id, clients);
+    memory.show(TABLE, |held| held.set_clients(id, clients));
+    let clients = || memory.show(TABLE, |held| held.clients(id).unwrap());
     driver.apply(change(&set([sticky(&[1, 3, 4])]), &node, false)).unwrap();
-    assert_eq!(
-        driver.path.kernel().clients[&id],
-        [whole(1, 1), whole(3, 3)]
-    );
+    assert_eq!(clients(), [whole(1, 1), whole(3, 3)]);
     // No endpoint was removed, so no clients are read.
-    driver.path.kernel().clients.insert(id, vec![whole(1, 9)]);
+    memory.show(TABLE, |held| held.set_clients(id, vec![whole(1, 9)]));
     driver.apply(change(&set([sticky(&[1, 3, 4, 5])]), &node, false)).unwrap();
-    assert_eq!(driver.path.kernel().clients[&id], [whole(1, 9)]);
+    assert_eq!(clients(), [whole(1, 9)]);
     assert_eq!(verify(&mut driver), Verification::Equal);
-    assert_eq!(driver.path.kernel().clients[&id], []);
+    assert_eq!(clients(), []);
     drop(driver);
-    memory.clients.insert(id, vec![whole(1, 1), whole(3, 3)]);
-    let mut driver = on(&mut memory);
+    memory.show(TABLE, |held| {
+        held.set_clients(id, vec![whole(1, 1), whole(3, 3)]);
+    });
+    let mut driver = on(&memory);
     driver.apply(change(&set([sticky(&[3])]), &node, true)).unwrap();
-    assert_eq!(driver.path.kernel().clients[&id], [whole(3, 3)]);
+    assert_eq!(clients(), [whole(3, 3)]);
 }
 
 /// A11: another timeout replaces the rules and keeps the clients.
@@ -640,9 +663,9 @@ proptest! {
         steps in prop::collection::vec((prop::collection::vec(any_plan(), 0..4), any::<[bool; 2]>(), 0_u8..5), 1..15),
     ) {
         let node = NodePlan::default();
-        let mut memory = Memory::new();
+        let memory = MemoryKernel::default();
         let mut wanted: HashMap<ServiceKey, ServicePlan> = HashMap::new();
-        let mut driver = on(&mut memory);
+        let mut driver = on(&memory);
         driver.apply(change(&Vec::new(), &node, true)).unwrap();
         for (plans, [complete, restart], gone) in steps {
             if complete {
@@ -665,8 +688,7 @@ proptest! {
             let applied = driver.apply(change(&services, &node, complete)).unwrap();
             prop_assert_eq!(applied.failures, vec![]);
             if restart {
-                let memory = driver.path.into_kernel();
-                driver = on(memory);
+                driver = on(&memory);
                 let all = set(wanted.values().cloned());
                 let adopted = driver.apply(change(&all, &node, true)).unwrap();
                 prop_assert_eq!(adopted.operations, 0);
@@ -674,9 +696,9 @@ proptest! {
         }
         drop(driver);
         let fresh = table_with(wanted.into_values());
-        prop_assert_eq!(memory.groups.values().copied().collect::<BTreeSet<_>>(), fresh.groups());
+        prop_assert_eq!(memory.show(TABLE, |held| held.groups().collect::<BTreeSet<_>>()), fresh.groups());
         let fresh = fresh.elements();
-        prop_assert_eq!(without_indices(&memory.elements.unwrap()), without_indices(&fresh));
+        prop_assert_eq!(without_indices(&elements_in(&memory)), without_indices(&fresh));
     }
 }
 

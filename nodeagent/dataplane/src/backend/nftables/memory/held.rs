@@ -1,0 +1,281 @@
+//! One table in memory: the chains of its layout, and what its sets hold.
+
+use std::borrow::Cow;
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use kplane_model::{EndpointAddr, Family, Protocol, ip_bits};
+
+use super::super::affinity::Group;
+use super::super::affinity_id::AffinityId;
+use super::super::clients::{Client, Remembered};
+use super::super::element::{Data, Destination, Element, Key};
+use super::super::frontend::{Ops, place_of};
+use super::super::layout::{Chain, NftRule};
+use super::super::schema::Set;
+use super::super::structure::GroupOp;
+use super::super::tables::TableLayout;
+use crate::plan::FrontendAddr;
+
+/// The fields of a key as numbers; 0 behind the last one.
+pub(super) type Loaded = [u128; 4];
+
+/// A table.
+#[derive(Clone, Debug)]
+pub(crate) struct HeldTable {
+    pub(super) layout: TableLayout,
+    pub(super) rules: Arc<TableRules>,
+    sets: BTreeMap<Set, BTreeMap<Loaded, HeldElement>>,
+    groups: BTreeMap<AffinityId, Group>,
+    clients: BTreeMap<AffinityId, Vec<Client>>,
+}
+
+/// The constant chains.
+#[derive(Debug)]
+pub(super) struct TableRules {
+    /// Those with a hook.
+    pub(super) base: Vec<Chain>,
+    pub(super) by_name: BTreeMap<Cow<'static, str>, Chain>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct HeldElement {
+    /// The largest value of the key's last field, of which only ranges have several.
+    last: u128,
+    element: Element,
+}
+
+impl HeldTable {
+    /// Returns an empty table.
+    pub(crate) fn new(family: Family, layout: TableLayout) -> Self {
+        let (base, others): (Vec<_>, Vec<_>) =
+            layout.chains(family).into_iter().partition(|chain| chain.hook.is_some());
+        let by_name = others.into_iter().map(|chain| (chain.name.clone(), chain)).collect();
+        Self {
+            layout,
+            rules: Arc::new(TableRules { base, by_name }),
+            sets: BTreeMap::new(),
+            groups: BTreeMap::new(),
+            clients: BTreeMap::new(),
+        }
+    }
+
+    pub(crate) fn elements(&self) -> impl Iterator<Item = Element> {
+        self.sets.values().flat_map(BTreeMap::values).map(|held| held.element)
+    }
+
+    pub(in crate::backend::nftables) fn groups(&self) -> impl Iterator<Item = Group> {
+        self.groups.values().copied()
+    }
+
+    pub(super) fn group(&self, id: AffinityId) -> Option<&Group> {
+        self.groups.get(&id)
+    }
+
+    /// Returns whether the table has a rule, which some settings leave out.
+    pub(super) fn has(&self, rule: &NftRule) -> bool {
+        let settings = self.layout.settings();
+        (settings.pod_interface.is_some() || !rule.is_about_interfaces())
+            && (settings.own_mark != 0 || !rule.is_about_ours())
+            && (settings.refuse_loopback || !rule.is_about_loopback())
+    }
+
+    /// Returns the element that a set has for a key.
+    pub(super) fn find(&self, set: Set, key: Loaded) -> Option<&Element> {
+        let last = last_field(set);
+        let (from, held) = self.sets.get(&set)?.range(..=key).next_back()?;
+        let is_it = from[..last] == key[..last] && key[last] <= held.last;
+        is_it.then_some(&held.element)
+    }
+
+    /// Applies a transaction; `None` if the kernel refuses it, and then the table is of no use. `refused` is an address that
+    /// it does not take.
+    pub(crate) fn apply(&mut self, groups: &[Ops], refused: Option<IpAddr>) -> Option<()> {
+        groups
+            .iter()
+            .flat_map(|ops| &ops.delete)
+            .try_for_each(|element| self.delete(element))?;
+        groups
+            .iter()
+            .flat_map(|ops| &ops.groups)
+            .try_for_each(|op| self.change_group(*op))?;
+        let lead_somewhere = self.groups.values().all(|group| {
+            let leads = group.inside_apart || group.shared;
+            !leads || self.groups.contains_key(&group.id.other())
+        });
+        let mut added = groups.iter().flat_map(|ops| &ops.add);
+        let is_fine = |element: &Element| refused.is_none_or(|ip| !names(element, ip));
+        let all_added =
+            added.try_for_each(|element| self.add(element).filter(|()| is_fine(element)));
+        all_added.filter(|()| lead_somewhere)
+    }
+
+    fn delete(&mut self, element: &Element) -> Option<()> {
+        let (key, _) = bounds(element.key);
+        let gone = self.sets.get_mut(&element.set)?.remove(&key)?;
+        (gone.element == *element).then_some(())
+    }
+
+    fn add(&mut self, element: &Element) -> Option<()> {
+        let Element { set, key, data } = *element;
+        let leads_somewhere = leads_to(element).is_none_or(|id| self.groups.contains_key(&id));
+        if !key.fits(set) || data.is_some() != set.is_map() || !leads_somewhere {
+            return None;
+        }
+        let (from, to) = bounds(key);
+        let at = last_field(set);
+        let held = HeldElement {
+            last: to.unwrap_or(from[at]),
+            element: *element,
+        };
+        let mut until = from;
+        until[at] = held.last;
+        if until < from {
+            return None;
+        }
+        // The last element that begins before this one ends is the only one that can overlap it.
+        if self.find(set, until).is_some() {
+            return None;
+        }
+        let elements = self.sets.entry(set).or_default();
+        if elements.range(from..=until).next().is_some() {
+            return None;
+        }
+        elements.insert(from, held);
+        Some(())
+    }
+
+    fn change_group(&mut self, op: GroupOp) -> Option<()> {
+        let is_fine = match op {
+            GroupOp::Make(group) => self.groups.insert(group.id, group).is_none(),
+            GroupOp::Rewrite(group) => self.groups.insert(group.id, group).is_some(),
+            GroupOp::Drop(group) => {
+                let is_used = self.elements().any(|element| leads_to(&element) == Some(group.id));
+                self.clients.remove(&group.id);
+                !is_used && self.groups.remove(&group.id) == Some(group)
+            }
+        };
+        is_fine.then_some(())
+    }
+
+    /// Removes elements, as another program may.
+    pub(in crate::backend::nftables) fn remove(
+        &mut self,
+        goes: &mut dyn FnMut(&Element) -> bool,
+    ) -> Vec<Element> {
+        let mut gone = Vec::new();
+        for set in self.sets.values_mut() {
+            gone.extend(
+                set.extract_if(.., |_, held| goes(&held.element)).map(|(_, held)| held.element),
+            );
+        }
+        gone
+    }
+
+    /// Returns the clients that a group remembers; `None` if there is no such group.
+    pub(in crate::backend::nftables) fn clients(&self, group: AffinityId) -> Option<Vec<Client>> {
+        self.groups.get(&group)?;
+        Some(self.clients.get(&group).cloned().unwrap_or_default())
+    }
+
+    pub(super) fn forget(&mut self, group: AffinityId, gone: &[Client]) -> Option<()> {
+        let clients = self.clients.get_mut(&group)?;
+        let are_there = gone.iter().all(|client| clients.contains(client));
+        clients.retain(|client| !gone.contains(client));
+        are_there.then_some(())
+    }
+
+    /// Sets the clients that a group remembers.
+    #[cfg(test)]
+    pub(in crate::backend::nftables) fn set_clients(
+        &mut self,
+        group: AffinityId,
+        clients: Vec<Client>,
+    ) {
+        self.clients.insert(group, clients);
+    }
+
+    /// Remembers a client's endpoints, as packets do.
+    pub(super) fn remember(&mut self, ip: IpAddr, endpoints: Vec<(AffinityId, EndpointAddr)>) {
+        for (group, endpoint) in endpoints {
+            let clients = self.clients.entry(group).or_default();
+            clients.retain(|client| client.ip != ip);
+            let endpoint = Remembered::Whole(endpoint);
+            clients.push(Client { ip, endpoint });
+        }
+    }
+}
+
+/// Returns the place of the last field of a set's keys.
+fn last_field(set: Set) -> usize {
+    set.fields().len().saturating_sub(1)
+}
+
+/// Returns the group to whose chains an element leads.
+fn leads_to(element: &Element) -> Option<AffinityId> {
+    match element.data? {
+        Data::Endpoint(_) | Data::Number(_) => None,
+        Data::Pick(id) | Data::Keep(id) | Data::Split(id) => Some(id),
+    }
+}
+
+/// Returns whether an element is one of a place with this address, or leads to it.
+fn names(element: &Element, ip: IpAddr) -> bool {
+    let endpoint = element.data.and_then(Data::endpoint);
+    let is_place =
+        matches!(place_of(element.key), Some(FrontendAddr::Address { ip: at, .. }) if at == ip);
+    is_place || endpoint.is_some_and(|endpoint| endpoint.ip == ip)
+}
+
+/// Returns the fields of a key with their first values, and the last value of the last one if it is a range.
+fn bounds(key: Key) -> (Loaded, Option<u128>) {
+    let ip = ip_bits;
+    let protocol = |protocol: Protocol| u128::from(protocol.number());
+    let to = |Destination {
+                  ip: at,
+                  protocol: p,
+                  port,
+              }| [ip(at), protocol(p), u128::from(port)];
+    let range = |first, last| ([ip(first), 0, 0, 0], Some(ip(last)));
+    let ports = |fields, last: u16| (fields, Some(u128::from(last)));
+    match key {
+        Key::Service(at) => {
+            let [ip, protocol, port] = to(at);
+            ([ip, protocol, port, 0], None)
+        }
+        Key::NodePort(at) => ([protocol(at.protocol), at.port.into(), 0, 0], None),
+        Key::Ip(at) => ([ip(at), 0, 0, 0], None),
+        Key::Hairpin(at) => {
+            let [ip, protocol, port] = to(at);
+            ([ip, ip, protocol, port], None)
+        }
+        Key::Range(cidr) => range(cidr.first(), cidr.last()),
+        Key::FirewallSource(at, cidr) => {
+            let [to, protocol, port] = to(at);
+            (
+                [to, protocol, port, ip(cidr.first())],
+                Some(ip(cidr.last())),
+            )
+        }
+        Key::ServiceSlot(at, index) => {
+            let [ip, protocol, port] = to(at);
+            ([ip, protocol, port, index.into()], None)
+        }
+        Key::NodePortSlot(at, index) => (
+            [protocol(at.protocol), at.port.into(), index.into(), 0],
+            None,
+        ),
+        Key::Number(number) => ([number.into(), 0, 0, 0], None),
+        Key::Loop(at) => ([ip(at), ip(at), 0, 0], None),
+        Key::Span(first, last) => range(first, last),
+        Key::Grant(pod, number) => ([ip(pod), number.into(), 0, 0], None),
+        Key::GrantPort(pod, number, p, port) => {
+            ([ip(pod), number.into(), protocol(p), port.into()], None)
+        }
+        Key::GrantPorts(pod, number, p, first, last) => {
+            ports([ip(pod), number.into(), protocol(p), first.into()], last)
+        }
+        Key::Row(row, p, first, last) => ports([row.into(), protocol(p), first.into(), 0], last),
+    }
+}

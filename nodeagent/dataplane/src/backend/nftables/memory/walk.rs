@@ -1,0 +1,420 @@
+//! A packet's way through the chains of both tables: each step of a rule does what the kernel's expression does.
+
+use std::collections::BTreeSet;
+use std::net::IpAddr;
+
+use kplane_model::{EndpointAddr, Protocol, ip_bits};
+
+use super::super::affinity::Group;
+use super::super::affinity_id::{AffinityId, GroupPart};
+use super::super::clients::Remembered;
+use super::super::element::Data;
+use super::super::fields::Field;
+use super::super::layout::{Chain, HookPoint, RuleStep};
+use super::super::policy_step::PolicyStep;
+use super::super::schema::{Balancer, Set};
+use super::super::table_kind::TableKind;
+use super::held::{HeldTable, Loaded};
+
+/// `IPPROTO_ICMP` (linux/in.h), for protocols without ports.
+const PORTLESS: u8 = 1;
+
+/// A packet that reaches the machine, or that the machine sends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TestPacket {
+    /// The sender. One of the machine's own addresses says that the machine sends it.
+    pub source: IpAddr,
+    /// The destination. That of a known connection is behind destination NAT.
+    pub destination: IpAddr,
+    /// The protocol and the destination's port; `None` = a protocol without ports.
+    pub port: Option<(Protocol, u16)>,
+    /// The packet's part in its connection.
+    pub flow: PacketFlow,
+}
+
+/// A packet's part in its connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PacketFlow {
+    /// The first one.
+    New,
+    /// The first one that conntrack sees of a TCP connection in its midst.
+    Midstream,
+    /// One of a known connection.
+    Known,
+    /// One of a known connection with the mark `CUT`, from the side that began it.
+    Cut,
+    /// An answer of such a connection.
+    CutReply,
+}
+
+impl TestPacket {
+    /// Returns the first packet of a connection.
+    pub const fn new(source: IpAddr, destination: IpAddr, port: Option<(Protocol, u16)>) -> Self {
+        Self {
+            source,
+            destination,
+            port,
+            flow: PacketFlow::New,
+        }
+    }
+}
+
+/// What becomes of a packet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum PacketFate {
+    /// It goes on.
+    Passes {
+        /// The destination, behind destination NAT; port 0 = a protocol without ports.
+        to: EndpointAddr,
+        /// Whether its source becomes an address of the machine.
+        masqueraded: bool,
+    },
+    /// The sender gets an error, by a rule of this table.
+    Refused(TableKind),
+    /// It is dropped, by a rule of this table.
+    Dropped(TableKind),
+}
+
+/// The outcome of a chain.
+#[derive(Clone, Copy, Debug)]
+enum ChainEnd {
+    /// The packet goes back to the chain from which it came.
+    Returns,
+    /// The packet leaves the base chain, and goes on.
+    Accepts,
+    Fate(PacketFate),
+}
+
+/// The outcome of a step.
+enum StepEnd {
+    Misses,
+    Matches,
+    Jumps(ChainTarget),
+    GoesTo(ChainTarget),
+    Ends(ChainEnd),
+}
+
+/// A chain: a constant one, or one of a group.
+#[derive(Clone, Copy, Debug)]
+enum ChainTarget {
+    Constant(&'static str),
+    Group(AffinityId, GroupPart),
+}
+
+/// A packet on its way.
+#[derive(Debug)]
+pub(super) struct PacketWalk<'a> {
+    /// Tables of one family.
+    tables: &'a [&'a HeldTable],
+    own: &'a BTreeSet<IpAddr>,
+    first: &'a TestPacket,
+    /// The destination as it is now.
+    to: EndpointAddr,
+    draw: u32,
+    /// The largest number from which an index was drawn.
+    modulus: u32,
+    is_translated: bool,
+    is_cut: bool,
+    is_marked: bool,
+    is_masqueraded: bool,
+    /// `meta priority`
+    number: u32,
+    pub(super) remembered: Vec<(AffinityId, EndpointAddr)>,
+}
+
+impl<'a> PacketWalk<'a> {
+    pub(super) fn new(
+        tables: &'a [&'a HeldTable],
+        own: &'a BTreeSet<IpAddr>,
+        packet: &'a TestPacket,
+        draw: u32,
+    ) -> Self {
+        Self {
+            tables,
+            own,
+            first: packet,
+            to: EndpointAddr {
+                ip: packet.destination,
+                port: packet.port.map_or(0, |(_, port)| port),
+            },
+            draw,
+            modulus: 1,
+            is_translated: false,
+            is_cut: matches!(packet.flow, PacketFlow::Cut | PacketFlow::CutReply),
+            is_marked: false,
+            is_masqueraded: false,
+            number: 0,
+            remembered: Vec::new(),
+        }
+    }
+
+    /// Returns the fates of a packet for all draws.
+    pub(super) fn fates(
+        tables: &[&HeldTable],
+        own: &BTreeSet<IpAddr>,
+        packet: &TestPacket,
+    ) -> BTreeSet<PacketFate> {
+        let mut fates = BTreeSet::new();
+        let (mut draw, mut draws) = (0, 1);
+        while draw < draws {
+            let mut walk = PacketWalk::new(tables, own, packet, draw);
+            fates.insert(walk.fate());
+            draws = walk.modulus;
+            draw += 1;
+        }
+        fates
+    }
+
+    /// Sends the packet through the hooks.
+    pub(super) fn fate(&mut self) -> PacketFate {
+        let is_sent_here = self.is_own(self.first.source);
+        let first = if is_sent_here { HookPoint::Output } else { HookPoint::Prerouting };
+        if let Some(fate) = self.hook(first) {
+            return fate;
+        }
+        let rest: &[HookPoint] = match (is_sent_here, self.is_own(self.to.ip)) {
+            (true, true) => &[HookPoint::Postrouting, HookPoint::Input],
+            (true, false) => &[HookPoint::Postrouting],
+            (false, true) => &[HookPoint::Input],
+            (false, false) => &[HookPoint::Forward, HookPoint::Postrouting],
+        };
+        let ended = rest.iter().find_map(|point| self.hook(*point));
+        ended.unwrap_or(PacketFate::Passes {
+            to: self.to,
+            masqueraded: self.is_masqueraded,
+        })
+    }
+
+    fn is_own(&self, ip: IpAddr) -> bool {
+        ip.is_loopback() || self.own.contains(&ip)
+    }
+
+    fn is_new(&self) -> bool {
+        matches!(self.first.flow, PacketFlow::New | PacketFlow::Midstream)
+    }
+
+    /// Sends the packet through the base chains at a hook. Only first packets meet NAT.
+    fn hook(&mut self, point: HookPoint) -> Option<PacketFate> {
+        let is_new = self.is_new();
+        let mut chains: Vec<_> = self
+            .tables
+            .iter()
+            .flat_map(|table| table.rules.base.iter().map(move |chain| (*table, chain)))
+            .filter_map(|(table, chain)| Some((chain.hook?, table, chain)))
+            .filter(|(hook, ..)| hook.point == point && (is_new || hook.chain_type != "nat"))
+            .collect();
+        chains.sort_by_key(|(hook, ..)| hook.priority);
+        chains.into_iter().find_map(|(_, table, chain)| match self.chain(table, chain) {
+            ChainEnd::Fate(fate) => Some(fate),
+            ChainEnd::Returns | ChainEnd::Accepts => None,
+        })
+    }
+
+    fn enter(&mut self, table: &HeldTable, target: ChainTarget) -> ChainEnd {
+        match target {
+            ChainTarget::Constant(name) => {
+                let chain = table.rules.by_name.get(name);
+                chain.map_or(ChainEnd::Returns, |chain| self.chain(table, chain))
+            }
+            ChainTarget::Group(id, part) => {
+                let mut chains = table.group(id).into_iter().flat_map(Group::chains);
+                let chain = chains.find(|chain| *chain.name == id.name(part));
+                chain.map_or(ChainEnd::Returns, |chain| self.chain(table, &chain))
+            }
+        }
+    }
+
+    fn chain(&mut self, table: &HeldTable, chain: &Chain) -> ChainEnd {
+        for rule in chain.rules.iter().filter(|rule| table.has(rule)) {
+            for step in &rule.steps {
+                match self.step(table, *step) {
+                    StepEnd::Matches => {}
+                    StepEnd::Misses => break,
+                    StepEnd::Jumps(target) => match self.enter(table, target) {
+                        ChainEnd::Returns => {}
+                        end => return end,
+                    },
+                    StepEnd::GoesTo(target) => return self.enter(table, target),
+                    StepEnd::Ends(end) => return end,
+                }
+            }
+        }
+        ChainEnd::Returns
+    }
+
+    fn step(&mut self, table: &HeldTable, step: RuleStep) -> StepEnd {
+        let kind = table.layout.table();
+        let fate = |fate| StepEnd::Ends(ChainEnd::Fate(fate));
+        match step {
+            RuleStep::In(set) => matches(self.has(table, set)),
+            RuleStep::NotIn(set) => matches(!self.has(table, set)),
+            RuleStep::Lead(set) => {
+                lead(table.find(set, self.key(set.fields())).and_then(|e| e.data))
+            }
+            RuleStep::OriginalNotIn(set) => matches(self.original(table, set).is_none()),
+            RuleStep::OriginalLead(set) => lead(self.original(table, set).flatten()),
+            RuleStep::NotFromPodInterface => StepEnd::Matches,
+            // Packets come from no interface, and kplane's own connections are none of theirs.
+            RuleStep::FromPodInterface | RuleStep::OfOurs => StepEnd::Misses,
+            RuleStep::NewConnection => matches(self.is_new()),
+            RuleStep::Dnatted => matches(self.is_translated),
+            RuleStep::NotDnatted => matches(!self.is_translated),
+            RuleStep::ToThisNode => matches(self.is_own(self.to.ip)),
+            RuleStep::FromThisNode => matches(self.is_own(self.first.source)),
+            RuleStep::NotToLoopback => matches(!self.to.ip.is_loopback()),
+            RuleStep::ToLoopback => matches(self.to.ip.is_loopback()),
+            RuleStep::Count(_) => StepEnd::Matches,
+            RuleStep::Is(protocol) => matches(self.protocol() == protocol.number()),
+            RuleStep::Marked => matches(self.is_marked),
+            RuleStep::SetMark => {
+                self.is_marked = true;
+                StepEnd::Matches
+            }
+            RuleStep::FlipMark => {
+                self.is_marked = !self.is_marked;
+                StepEnd::Matches
+            }
+            RuleStep::Dnat(balancer, class) => self.draw(table, balancer, class.modulus()),
+            RuleStep::UseRemembered(id) => {
+                let clients = table.clients(id).unwrap_or_default();
+                let client = clients.into_iter().find(|client| client.ip == self.first.source);
+                match client.map(|client| client.endpoint) {
+                    Some(Remembered::Whole(endpoint)) => self.translate(Some(endpoint)),
+                    _ => StepEnd::Misses,
+                }
+            }
+            RuleStep::Remember(id, _) => {
+                self.remembered.push((id, self.to));
+                StepEnd::Matches
+            }
+            RuleStep::GotoKeep(id) => StepEnd::GoesTo(ChainTarget::Group(id, GroupPart::Keep)),
+            RuleStep::Masquerade => {
+                self.is_masqueraded = true;
+                StepEnd::Ends(ChainEnd::Accepts)
+            }
+            RuleStep::TcpReset | RuleStep::Unreachable => fate(PacketFate::Refused(kind)),
+            RuleStep::Jump(chain) => StepEnd::Jumps(ChainTarget::Constant(chain)),
+            RuleStep::Goto(chain) => StepEnd::GoesTo(ChainTarget::Constant(chain)),
+            RuleStep::Return => StepEnd::Ends(ChainEnd::Returns),
+            RuleStep::Drop => fate(PacketFate::Dropped(kind)),
+            RuleStep::Policy(step) => self.policy_step(table, step),
+        }
+    }
+
+    fn policy_step(&mut self, table: &HeldTable, step: PolicyStep) -> StepEnd {
+        let flow = self.first.flow;
+        match step {
+            PolicyStep::KnownConnection => matches(flow == PacketFlow::Known),
+            PolicyStep::IsCut => matches(self.is_cut),
+            PolicyStep::TakeUp => matches(std::mem::take(&mut self.is_cut)),
+            PolicyStep::Reply => matches(flow == PacketFlow::CutReply),
+            // Packets are no errors, and none of ICMPv6.
+            PolicyStep::Related
+            | PolicyStep::Invalid
+            | PolicyStep::Neighbour
+            | PolicyStep::Listeners(_) => StepEnd::Misses,
+            PolicyStep::MidStream => {
+                matches(flow == PacketFlow::Midstream && self.protocol() == Protocol::Tcp.number())
+            }
+            PolicyStep::AddressIn(field, set) => {
+                matches(table.find(Set::Policy(set), self.key(&[field])).is_some())
+            }
+            PolicyStep::AddressNotIn(field, set) => {
+                matches(table.find(Set::Policy(set), self.key(&[field])).is_none())
+            }
+            PolicyStep::Anybody => {
+                self.number = 0;
+                StepEnd::Matches
+            }
+            PolicyStep::Number(field, set) => self.look_up(table, Set::Policy(set), &[field]),
+            PolicyStep::NumberOf(set) => {
+                let set = Set::Policy(set);
+                self.look_up(table, set, set.fields())
+            }
+            PolicyStep::IsNumber(number) => matches(self.number == number),
+            PolicyStep::Limit | PolicyStep::Log(_) | PolicyStep::Count(_) => StepEnd::Matches,
+            PolicyStep::Accept => StepEnd::Ends(ChainEnd::Accepts),
+        }
+    }
+
+    /// Keeps the number that a map has.
+    fn look_up(&mut self, table: &HeldTable, set: Set, fields: &[Field]) -> StepEnd {
+        match table.find(set, self.key(fields)).and_then(|element| element.data) {
+            Some(Data::Number(number)) => {
+                self.number = number;
+                StepEnd::Matches
+            }
+            _ => StepEnd::Misses,
+        }
+    }
+
+    fn draw(&mut self, table: &HeldTable, balancer: Balancer, modulus: u32) -> StepEnd {
+        self.modulus = self.modulus.max(modulus);
+        let set = Set::Endpoints(balancer);
+        let mut key = self.key(set.fields());
+        let index = set.fields().iter().position(|field| *field == Field::Index);
+        if let Some(place) = index.and_then(|index| key.get_mut(index)) {
+            *place = u128::from(self.draw % modulus);
+        }
+        self.translate(table.find(set, key).and_then(|element| element.data?.endpoint()))
+    }
+
+    fn translate(&mut self, endpoint: Option<EndpointAddr>) -> StepEnd {
+        let Some(endpoint) = endpoint else {
+            return StepEnd::Misses;
+        };
+        (self.to, self.is_translated) = (endpoint, true);
+        StepEnd::Ends(ChainEnd::Accepts)
+    }
+
+    fn has(&self, table: &HeldTable, set: Set) -> bool {
+        table.find(set, self.key(set.fields())).is_some()
+    }
+
+    /// Returns the data that a set has for the destination that the packet had at first.
+    fn original(&self, table: &HeldTable, set: Set) -> Option<Option<Data>> {
+        let at = EndpointAddr {
+            ip: self.first.destination,
+            port: self.first.port.map_or(0, |(_, port)| port),
+        };
+        table.find(set, self.key_with(set.fields(), at)).map(|element| element.data)
+    }
+
+    fn protocol(&self) -> u8 {
+        self.first.port.map_or(PORTLESS, |(protocol, _)| protocol.number())
+    }
+
+    fn key(&self, fields: &[Field]) -> Loaded {
+        self.key_with(fields, self.to)
+    }
+
+    /// Loads the fields of a key.
+    fn key_with(&self, fields: &[Field], to: EndpointAddr) -> Loaded {
+        let mut key = Loaded::default();
+        for (place, field) in key.iter_mut().zip(fields) {
+            *place = match field {
+                Field::Source => ip_bits(self.first.source),
+                Field::Destination => ip_bits(to.ip),
+                Field::Protocol => self.protocol().into(),
+                Field::Port => to.port.into(),
+                Field::Number | Field::NetworkNumber => self.number.into(),
+                Field::Index => 0,
+            };
+        }
+        key
+    }
+}
+
+fn matches(is_so: bool) -> StepEnd {
+    if is_so { StepEnd::Matches } else { StepEnd::Misses }
+}
+
+fn lead(data: Option<Data>) -> StepEnd {
+    let group = |id, part| ChainTarget::Group(id, part);
+    match data {
+        Some(Data::Pick(id)) => StepEnd::Jumps(group(id, GroupPart::Pick)),
+        Some(Data::Keep(id)) => StepEnd::GoesTo(group(id, GroupPart::Keep)),
+        Some(Data::Split(id)) => StepEnd::GoesTo(group(id, GroupPart::Split)),
+        Some(Data::Endpoint(_) | Data::Number(_)) | None => StepEnd::Misses,
+    }
+}
