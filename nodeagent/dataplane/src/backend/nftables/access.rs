@@ -104,6 +104,15 @@ pub(super) trait TableAccess: fmt::Debug + Send {
     fn delete(&mut self) -> Result<Cost, CommitError>;
 }
 
+/// The tables of both families, and the reports about them.
+pub(super) trait KernelTables: fmt::Debug + Send + Sync {
+    /// Returns access to one of a family's tables.
+    fn table(&self, family: Family, layout: TableLayout) -> Box<dyn TableAccess>;
+
+    /// Reads the kernel's reports. Returns, by family, whether another program changed the table.
+    fn drifted(&self, kind: TableKind) -> [bool; 2];
+}
+
 /// The nf_tables of one network namespace, over netlink. Both families share its generation, which grows with
 /// each transaction on any table.
 #[derive(Clone, Debug)]
@@ -135,15 +144,6 @@ impl Namespace {
         Ok(Self(Arc::new(Mutex::new(netlink))))
     }
 
-    /// Returns access to one of a family's tables.
-    pub(super) fn table(&self, family: Family, layout: impl Into<TableLayout>) -> KernelTable {
-        KernelTable {
-            family,
-            layout: layout.into(),
-            namespace: self.clone(),
-        }
-    }
-
     /// Only the engine's thread uses the lock, so it is never waited for.
     fn lock(&self) -> MutexGuard<'_, Netlink> {
         self.0.lock()
@@ -164,9 +164,16 @@ impl Notifications for Namespace {
     }
 }
 
-impl Namespace {
-    /// Reads the kernel's reports. Returns, by family, whether another program changed the table.
-    pub(super) fn drifted(&self, kind: TableKind) -> [bool; 2] {
+impl KernelTables for Namespace {
+    fn table(&self, family: Family, layout: TableLayout) -> Box<dyn TableAccess> {
+        Box::new(KernelTable {
+            family,
+            layout,
+            namespace: self.clone(),
+        })
+    }
+
+    fn drifted(&self, kind: TableKind) -> [bool; 2] {
         let mut netlink = self.lock();
         match netlink.catch_up() {
             Ok(()) => Family::ALL.map(|family| netlink.ledger.has_drifted((kind, family))),
@@ -260,7 +267,7 @@ impl Netlink {
 
 /// Access to one of a family's tables in the real kernel.
 #[derive(Debug)]
-pub(super) struct KernelTable {
+struct KernelTable {
     family: Family,
     layout: TableLayout,
     namespace: Namespace,

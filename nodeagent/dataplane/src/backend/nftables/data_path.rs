@@ -3,10 +3,12 @@
 #[cfg(test)]
 mod tests;
 
+use std::sync::Arc;
+
 use kplane_model::{Family, ServiceKey};
 
 use super::DESCRIPTION;
-use super::access::{ABSENT, FoundTable, KernelTable, Namespace, TableAccess};
+use super::access::{ABSENT, FoundTable, KernelTables as _, Namespace, TableAccess};
 use super::adopt::{adopt, serves};
 use super::affinity_id::AffinityId;
 use super::guarded::{Send, repair, send};
@@ -25,9 +27,9 @@ use kplane_netlink::CommitError;
 
 /// One family's table: `table ip kplane` or `table ip6 kplane`.
 #[derive(Debug)]
-pub(super) struct NftDataPath<K> {
+pub(super) struct NftDataPath {
     family: Family,
-    kernel: K,
+    kernel: Box<dyn TableAccess>,
     turns: Turns,
 }
 
@@ -72,9 +74,14 @@ pub(super) fn open(settings: TableSettings) -> Result<Backend, OpenError> {
         Err(problem) => return Err(error(problem.to_string())),
     }
     let namespace = Namespace::open().map_err(|problem| error(problem.to_string()))?;
-    let policies = PolicyTables::shared(namespace.clone());
-    let table = |family| Ok(NftDataPath::new(family, namespace.table(family, settings)));
-    let sides = open_sides::<NftDataPath<KernelTable>>(DESCRIPTION.name, table)?;
+    let policies = PolicyTables::shared(Arc::new(namespace.clone()));
+    let table = |family| {
+        Ok(NftDataPath::new(
+            family,
+            namespace.table(family, settings.into()),
+        ))
+    };
+    let sides = open_sides::<NftDataPath>(DESCRIPTION.name, table)?;
     Ok(Backend {
         notifications: Some(Box::new(namespace)),
         policies,
@@ -83,8 +90,8 @@ pub(super) fn open(settings: TableSettings) -> Result<Backend, OpenError> {
     })
 }
 
-impl<K: TableAccess> NftDataPath<K> {
-    pub(super) fn new(family: Family, kernel: K) -> Self {
+impl NftDataPath {
+    pub(super) fn new(family: Family, kernel: Box<dyn TableAccess>) -> Self {
         Self {
             family,
             kernel,
@@ -98,7 +105,7 @@ impl<K: TableAccess> NftDataPath<K> {
             let Some(endpoints) = table.may_remember(id) else {
                 continue;
             };
-            if let Err(problem) = stale::forget_stale(&mut self.kernel, id, endpoints) {
+            if let Err(problem) = stale::forget_stale(&mut *self.kernel, id, endpoints) {
                 self.turns.failed(id);
                 let family = self.family;
                 tracing::warn!(
@@ -111,7 +118,7 @@ impl<K: TableAccess> NftDataPath<K> {
     }
 }
 
-impl<K: TableAccess> DataPath for NftDataPath<K> {
+impl DataPath for NftDataPath {
     type Content = KnownTable;
     type Staged = StagedTable;
 
@@ -175,7 +182,7 @@ impl<K: TableAccess> DataPath for NftDataPath<K> {
             ground: content.ground,
             phases: &[&staged.groups],
         };
-        let cost = send(&mut self.kernel, table, change, repaired)?;
+        let cost = send(&mut *self.kernel, table, change, repaired)?;
         applied.bytes += cost.bytes;
         applied.encode += cost.encode;
         applied.kernel += cost.kernel;
@@ -202,7 +209,7 @@ impl<K: TableAccess> DataPath for NftDataPath<K> {
             read,
             ..
         } = content;
-        let outcome = check(&mut self.kernel, table, expected, read)?;
+        let outcome = check(&mut *self.kernel, table, expected, read)?;
         if outcome == Verification::Equal {
             // This repeats what an earlier attempt failed to do.
             let groups = table.groups().into_iter().map(|group| group.id);
@@ -215,7 +222,7 @@ impl<K: TableAccess> DataPath for NftDataPath<K> {
     fn repair(&mut self, content: &mut KnownTable) -> Result<Verification, StepError> {
         let reported = self.kernel.drift().map_err(unreadable)?;
         repair(
-            &mut self.kernel,
+            &mut *self.kernel,
             &content.table,
             reported.unwrap_or_default(),
         )

@@ -2,7 +2,7 @@
 //! Simulations and unit tests use it.
 //!
 //! ```text
-//! drivers > MemoryTable > transactions on HeldTable   (held.rs: elements, groups, clients)
+//! drivers > MemoryTable > transactions on HeldTable   (process.rs, held.rs: elements, groups, clients)
 //! packets > PacketWalk  > the chains of layout.rs, policy_layout.rs and affinity.rs, over these elements   (walk.rs)
 //! ```
 //!
@@ -10,38 +10,30 @@
 //! beginning, and ends the one before.
 
 mod held;
-#[cfg(test)]
-mod tests;
+mod process;
 mod walk;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
-use std::os::fd::OwnedFd;
-use std::panic::resume_unwind;
 use std::sync::Arc;
 
 use kplane_model::{Family, FrontendAddr};
-use kplane_netlink::{CommitError, Errno, Generation, NetlinkError, generation_after};
-use parking_lot::{Mutex, MutexGuard};
+use kplane_netlink::{Generation, generation_after};
+use parking_lot::Mutex;
 
 pub(crate) use self::held::HeldTable;
+use self::process::MemoryProcess;
 use self::walk::PacketWalk;
 pub use self::walk::{PacketFate, PacketFlow, TestPacket};
-use super::access::{ABSENT, Cost, FoundTable, Guard, TableAccess};
-use super::affinity::Group;
-use super::affinity_id::AffinityId;
-use super::clients::Client;
+use super::access::KernelTables as _;
 use super::data_path::NftDataPath;
-use super::element::Element;
-use super::frontend::{Ops, place_of};
+use super::frontend::place_of;
 use super::policies::PolicyTables;
-use super::readback::{ListedSet, ReadError};
-use super::schema::{Set, TableSettings};
+use super::schema::TableSettings;
 use super::table_kind::TableKind;
-use super::tables::TableLayout;
-use super::watch::{Changed, Drift, Ledger, OneTable};
+use super::watch::{Changed, Ledger, OneTable};
 use crate::backend::driver::Driver;
-use crate::backend::{Backend, Notifications, noop};
+use crate::backend::{Backend, noop};
 
 /// One machine. Clones are the same machine.
 #[derive(Clone, Debug, Default)]
@@ -71,9 +63,7 @@ pub enum Disturbance {
     Elsewhere,
     /// Deletes a table.
     DeleteTable(TableKind, Family),
-    /// Deletes all elements of a table.
-    Flush(TableKind, Family),
-    /// Deletes every `n`th element of a table, from the first on.
+    /// Deletes every `n`th element of a table, from the first on; all if `n` is 1.
     Thin(TableKind, Family, usize),
     /// Deletes all elements of a place.
     RemoveFrontend(FrontendAddr, Family),
@@ -83,14 +73,14 @@ pub enum Disturbance {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ProcessDied;
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct MemoryState {
     /// The machine's own addresses, besides loopback.
     own: BTreeSet<IpAddr>,
     tables: BTreeMap<OneTable, HeldTable>,
     faults: BTreeMap<OneTable, TableFaults>,
     /// Most elements in one transaction.
-    capacity: usize,
+    capacity: Option<usize>,
     generation: u32,
     /// Number of transactions that processes committed.
     transactions: u64,
@@ -103,34 +93,9 @@ struct MemoryState {
     has_died: bool,
     /// The record of that process, and the reports that it has not read yet.
     ledger: Ledger,
-    reports: Vec<(Generation, Vec<(OneTable, Changed)>)>,
+    reports: Vec<(Generation, Option<(OneTable, Changed)>)>,
     /// Reports were lost.
     overrun: bool,
-    /// Checks the elements after each transaction.
-    #[cfg(test)]
-    between: Option<fn(&HeldTable)>,
-}
-
-impl Default for MemoryState {
-    fn default() -> Self {
-        Self {
-            own: BTreeSet::new(),
-            tables: BTreeMap::new(),
-            faults: BTreeMap::new(),
-            capacity: usize::MAX,
-            generation: 1,
-            transactions: 0,
-            due: Vec::new(),
-            crash_at: None,
-            process: 0,
-            has_died: false,
-            ledger: Ledger::default(),
-            reports: Vec::new(),
-            overrun: false,
-            #[cfg(test)]
-            between: None,
-        }
-    }
 }
 
 impl MemoryKernel {
@@ -148,11 +113,11 @@ impl MemoryKernel {
     pub fn open(&self) -> Backend {
         let process = self.start();
         let side = |family| {
-            let table = process.table(family, TableSettings::default());
+            let table = process.table(family, TableSettings::default().into());
             Box::new(Driver::new(NftDataPath::new(family, table))) as _
         };
         Backend {
-            policies: PolicyTables::in_memory(process.clone()),
+            policies: PolicyTables::in_memory(Arc::new(process.clone())),
             notifications: Some(Box::new(process.clone())),
             ..noop::open_with(side)
         }
@@ -165,18 +130,15 @@ impl MemoryKernel {
         (state.has_died, state.crash_at) = (false, None);
         (state.ledger, state.overrun) = (Ledger::default(), false);
         state.reports.clear();
-        MemoryProcess {
-            kernel: self.clone(),
-            number: state.process,
-        }
+        MemoryProcess::new(self, state.process)
     }
 
-    /// Starts the machine anew: its tables are gone, and its process is dead.
+    /// Starts the machine anew: its tables are gone, and its process is dead. Faults stay.
     pub fn reboot(&self) {
         let mut state = self.0.lock();
         state.tables.clear();
         state.due.clear();
-        (state.generation, state.has_died, state.crash_at) = (1, true, None);
+        (state.generation, state.has_died) = (0, true);
     }
 
     /// Returns the number of transactions that processes have committed.
@@ -191,7 +153,7 @@ impl MemoryKernel {
 
     /// Sets the number of elements that fit into one transaction.
     pub fn set_capacity(&self, elements: usize) {
-        self.0.lock().capacity = elements;
+        self.0.lock().capacity = Some(elements);
     }
 
     /// Loses the reports that the process has not read yet.
@@ -234,11 +196,11 @@ impl MemoryKernel {
     /// Returns a packet's fate with one draw, and remembers the client of a Service with session affinity.
     pub fn connect(&self, packet: &TestPacket, draw: u32) -> PacketFate {
         let mut state = self.0.lock();
-        let family = Family::of(packet.source);
-        let tables = state.tables_of(family, &TableKind::ALL);
+        let tables = state.tables_of(packet, &TableKind::ALL);
         let mut walk = PacketWalk::new(&tables, &state.own, packet, draw);
         let (fate, remembered) = (walk.fate(), walk.remembered);
-        if let Some(held) = state.tables.get_mut(&(TableKind::Services, family)) {
+        let table = (TableKind::Services, Family::of(packet.source));
+        if let Some(held) = state.tables.get_mut(&table) {
             held.remember(packet.source, remembered);
         }
         fate
@@ -249,39 +211,29 @@ impl MemoryKernel {
     /// first address.
     pub fn frontends(&self, family: Family) -> BTreeMap<FrontendAddr, [BTreeSet<PacketFate>; 2]> {
         let state = self.0.lock();
-        let (client, loopback): (IpAddr, IpAddr) = match family {
-            Family::V4 => (
-                Ipv4Addr::new(192, 0, 2, 1).into(),
-                Ipv4Addr::LOCALHOST.into(),
-            ),
-            Family::V6 => (
-                Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1).into(),
-                Ipv6Addr::LOCALHOST.into(),
-            ),
+        let client: IpAddr = match family {
+            Family::V4 => Ipv4Addr::new(192, 0, 2, 1).into(),
+            Family::V6 => Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1).into(),
         };
-        let own = state
-            .own
-            .iter()
-            .copied()
-            .find(|ip| Family::of(*ip) == family)
-            .unwrap_or(loopback);
+        let own = state.own.iter().copied().find(|ip| Family::of(*ip) == family).unwrap_or(client);
         let fates = |at: FrontendAddr| {
             let (ip, protocol, port) = match at {
                 FrontendAddr::Address { ip, protocol, port } => (ip, protocol, port),
                 FrontendAddr::NodePort { protocol, port } => (own, protocol, port),
             };
-            [client, own].map(|source| {
-                let packet = TestPacket::new(source, ip, Some((protocol, port)));
-                state.fates(&packet, &[TableKind::Services])
-            })
+            let packet = |source| TestPacket::new(source, ip, Some((protocol, port)));
+            [client, own].map(|source| state.fates(&packet(source), &[TableKind::Services]))
         };
         let table = state.tables.get(&(TableKind::Services, family));
-        let places: BTreeSet<FrontendAddr> = table
-            .into_iter()
-            .flat_map(HeldTable::elements)
-            .filter_map(|element| place_of(element.key))
-            .collect();
+        let elements = table.into_iter().flat_map(HeldTable::elements);
+        let places: BTreeSet<_> = elements.filter_map(|element| place_of(element.key)).collect();
         places.into_iter().map(|at| (at, fates(at))).collect()
+    }
+
+    /// Returns the fates of a packet that one table alone judges.
+    #[cfg(test)]
+    pub(crate) fn fates_in(table: &HeldTable, packet: &TestPacket) -> BTreeSet<PacketFate> {
+        PacketWalk::fates(&[table], &BTreeSet::new(), packet)
     }
 
     /// Shows one table to a test, which may change it without notice.
@@ -289,25 +241,16 @@ impl MemoryKernel {
     pub(super) fn show<T>(&self, table: OneTable, to: impl FnOnce(&mut HeldTable) -> T) -> T {
         to(self.0.lock().tables.get_mut(&table).unwrap())
     }
-
-    /// Checks the table after each transaction.
-    #[cfg(test)]
-    pub(super) fn check_between(&self, check: fn(&HeldTable)) {
-        self.0.lock().between = Some(check);
-    }
 }
 
 impl MemoryState {
-    fn tables_of(&self, family: Family, kinds: &[TableKind]) -> Vec<&HeldTable> {
+    fn tables_of(&self, packet: &TestPacket, kinds: &[TableKind]) -> Vec<&HeldTable> {
+        let family = Family::of(packet.source);
         kinds.iter().filter_map(|kind| self.tables.get(&(*kind, family))).collect()
     }
 
     fn fates(&self, packet: &TestPacket, kinds: &[TableKind]) -> BTreeSet<PacketFate> {
-        PacketWalk::fates(
-            &self.tables_of(Family::of(packet.source), kinds),
-            &self.own,
-            packet,
-        )
+        PacketWalk::fates(&self.tables_of(packet, kinds), &self.own, packet)
     }
 
     /// Carries out the disturbances that are due.
@@ -315,47 +258,48 @@ impl MemoryState {
         let now = self.transactions;
         let due: Vec<_> = self.due.extract_if(.., |(at, _)| *at <= now).collect();
         for (_, disturbance) in due {
-            let changes = self.changes(disturbance);
-            self.end(Some((4_711, "another".to_owned())), changes);
+            let change = self.disturb(disturbance);
+            self.end(Some((4_711, "another".to_owned())), change);
         }
     }
 
-    fn changes(&mut self, disturbance: Disturbance) -> Vec<(OneTable, Changed)> {
-        let mut remove = |table: OneTable, mut goes: Box<dyn FnMut(&Element) -> bool>| {
-            let gone = self.tables.get_mut(&table).map(|held| held.remove(&mut *goes));
-            let gone = gone.into_iter().flatten().map(|element| ((element.set, element.key), None));
-            let gone: BTreeMap<_, _> = gone.collect();
-            // The kernel reports no ranges as the drivers write them.
-            let has_ranges = gone.keys().any(|(set, _)| set.is_interval());
-            let changed = if has_ranges { Changed::Anything } else { Changed::Elements(gone) };
-            vec![(table, changed)]
+    /// Carries out a disturbance, and returns its change of a table of kplane.
+    fn disturb(&mut self, disturbance: Disturbance) -> Option<(OneTable, Changed)> {
+        let table = match disturbance {
+            Disturbance::Elsewhere => return None,
+            Disturbance::DeleteTable(kind, family) | Disturbance::Thin(kind, family, _) => {
+                (kind, family)
+            }
+            Disturbance::RemoveFrontend(_, family) => (TableKind::Services, family),
         };
-        match disturbance {
-            Disturbance::Elsewhere => Vec::new(),
-            Disturbance::DeleteTable(kind, family) => {
-                let gone = self.tables.remove(&(kind, family));
-                gone.map(|_| ((kind, family), Changed::Anything)).into_iter().collect()
+        let held = self.tables.get_mut(&table)?;
+        let gone = match disturbance {
+            Disturbance::Thin(_, _, n) => held.remove(|at, _| at.is_multiple_of(n)),
+            Disturbance::RemoveFrontend(place, _) => {
+                held.remove(|_, element| place_of(element.key) == Some(place))
             }
-            Disturbance::Flush(kind, family) => remove((kind, family), Box::new(|_| true)),
-            Disturbance::Thin(kind, family, n) => {
-                let mut number = 0..;
-                let nth = move |_: &Element| {
-                    number.next().is_some_and(|at: usize| at.is_multiple_of(n.max(1)))
-                };
-                remove((kind, family), Box::new(nth))
+            Disturbance::Elsewhere | Disturbance::DeleteTable(..) => {
+                self.tables.remove(&table);
+                return Some((table, Changed::Anything));
             }
-            Disturbance::RemoveFrontend(at, family) => remove(
-                (TableKind::Services, family),
-                Box::new(move |element| place_of(element.key) == Some(at)),
-            ),
-        }
+        };
+        // Drivers read a table of whose ranges the kernel reports a change.
+        let has_ranges = gone.iter().any(|element| element.set.is_interval());
+        let changed = if has_ranges {
+            Changed::Anything
+        } else {
+            Changed::Elements(
+                gone.iter().map(|element| ((element.set, element.key), None)).collect(),
+            )
+        };
+        Some((table, changed))
     }
 
     /// Ends a transaction, which the kernel reports.
-    fn end(&mut self, by: Option<(u32, String)>, changes: Vec<(OneTable, Changed)>) {
+    fn end(&mut self, by: Option<(u32, String)>, change: Option<(OneTable, Changed)>) {
         self.generation = generation_after(self.generation);
         let number = self.generation;
-        self.reports.push((Generation { number, by }, changes));
+        self.reports.push((Generation { number, by }, change));
     }
 
     /// Reads the reports of every transaction up to now.
@@ -363,235 +307,21 @@ impl MemoryState {
         if std::mem::take(&mut self.overrun) {
             self.ledger.lose();
         }
-        for (generation, changes) in std::mem::take(&mut self.reports) {
-            self.ledger.hear(&generation, changes);
+        for (generation, change) in std::mem::take(&mut self.reports) {
+            self.ledger.hear(&generation, change);
         }
         if self.ledger.head().is_none() {
             self.ledger.restart(self.generation);
         }
     }
 
-    /// Takes a fault of the next call, if there is one.
+    /// Takes one of a number of faults, if any is left.
     fn fails(&mut self, table: OneTable, count: fn(&mut TableFaults) -> &mut u32) -> bool {
-        let left = self.faults.get_mut(&table).map(count);
-        left.is_some_and(|left| match left.checked_sub(1) {
-            Some(less) => {
-                *left = less;
-                true
-            }
-            None => false,
-        })
-    }
-}
-
-/// A process that programs the machine.
-#[derive(Clone, Debug)]
-pub(super) struct MemoryProcess {
-    kernel: MemoryKernel,
-    number: u64,
-}
-
-impl MemoryProcess {
-    /// Returns access to one of a family's tables.
-    pub(super) fn table(&self, family: Family, layout: impl Into<TableLayout>) -> MemoryTable {
-        MemoryTable {
-            family,
-            layout: layout.into(),
-            process: self.clone(),
-        }
-    }
-
-    /// Reads the reports. Returns, by family, whether another program changed the table.
-    pub(super) fn drifted(&self, kind: TableKind) -> [bool; 2] {
-        let mut state = self.state();
-        state.catch_up();
-        Family::ALL.map(|family| state.ledger.has_drifted((kind, family)))
-    }
-
-    fn state(&self) -> MutexGuard<'_, MemoryState> {
-        let state = self.kernel.0.lock();
-        if state.has_died || state.process != self.number {
-            drop(state);
-            resume_unwind(Box::new(ProcessDied));
-        }
-        state
-    }
-}
-
-impl Notifications for MemoryProcess {
-    fn readiness(&self) -> Option<OwnedFd> {
-        None
-    }
-
-    fn read(&mut self) -> [bool; 2] {
-        self.drifted(TableKind::Services)
-    }
-}
-
-/// A process's access to one of a family's tables.
-#[derive(Debug)]
-pub(super) struct MemoryTable {
-    family: Family,
-    layout: TableLayout,
-    process: MemoryProcess,
-}
-
-impl MemoryTable {
-    fn id(&self) -> OneTable {
-        (self.layout.table(), self.family)
-    }
-
-    /// Returns the machine if the table can be read.
-    fn readable(&self) -> Result<MutexGuard<'_, MemoryState>, NetlinkError> {
-        let mut state = self.process.state();
-        let is_broken = state.faults.get(&self.id()).is_some_and(|faults| faults.broken);
-        let errno = if is_broken { Errno::EIO } else { Errno::ENOBUFS };
-        if is_broken || state.fails(self.id(), |faults| &mut faults.failing_reads) {
-            let what = "read from memory";
-            return Err(NetlinkError::Socket { what, errno });
-        }
-        Ok(state)
-    }
-
-    /// Commits a transaction.
-    fn transact(
-        &self,
-        guard: Guard,
-        change: impl FnOnce(&mut MemoryState) -> Result<(), CommitError>,
-    ) -> Result<Cost, CommitError> {
-        let (mut state, table) = (self.process.state(), self.id());
-        if state.faults.get(&table).is_some_and(|faults| faults.broken) {
-            state.ledger.lose();
-            return Err(CommitError::OutcomeUnknown(Errno::EIO));
-        }
-        if state.fails(table, |faults| &mut faults.failing_commits) {
-            return Err(CommitError::Refused(Errno::EBUSY));
-        }
-        if state.fails(table, |faults| &mut faults.contended) {
-            state.end(None, Vec::new());
-        }
-        let head = state.ledger.head();
-        if guard == Guard::Head
-            && (state.ledger.has_drifted(table) || head != Some(state.generation))
-        {
-            return Err(CommitError::GenerationMoved);
-        }
-        change(&mut state)?;
-        state.end(None, Vec::new());
-        if let (Guard::Head, Some(head)) = (guard, head) {
-            state.ledger.committed(head);
-        }
-        state.transactions += 1;
-        state.happen();
-        if state.crash_at == Some(state.transactions) {
-            state.has_died = true;
-            drop(state);
-            resume_unwind(Box::new(ProcessDied));
-        }
-        if state.fails(table, |faults| &mut faults.lost_answers) {
-            state.ledger.lose();
-            return Err(CommitError::OutcomeUnknown(Errno::ENOBUFS));
-        }
-        Ok(Cost {
-            bytes: 1,
-            ..Cost::default()
-        })
-    }
-}
-
-fn refused() -> CommitError {
-    CommitError::Refused(Errno::EINVAL)
-}
-
-impl TableAccess for MemoryTable {
-    fn read(&mut self) -> Result<FoundTable, NetlinkError> {
-        let mut state = self.readable()?;
-        state.catch_up();
-        state.ledger.take_drift(self.id());
-        Ok(match state.tables.get(&self.id()) {
-            None => FoundTable::Other(ABSENT.to_owned()),
-            Some(held) if held.layout != self.layout => {
-                FoundTable::Other("its rules differ".to_owned())
-            }
-            Some(held) => FoundTable::Ours(held.groups().collect(), held.elements().collect()),
-        })
-    }
-
-    fn structure(&mut self) -> Result<Option<Vec<Group>>, NetlinkError> {
-        let state = self.readable()?;
-        let held = state.tables.get(&self.id()).filter(|held| held.layout == self.layout);
-        Ok(held.map(|held| held.groups().collect()))
-    }
-
-    fn sets(&self) -> Vec<Set> {
-        Set::all_of(self.layout.table())
-    }
-
-    fn list(&mut self, set: Set) -> Result<ListedSet, ReadError> {
-        let state = self.readable()?;
-        let elements = state.tables.get(&self.id()).into_iter().flat_map(HeldTable::elements);
-        let elements = elements.filter(|element| element.set == set).collect();
-        Ok(ListedSet::Whole(elements))
-    }
-
-    fn drift(&mut self) -> Result<Option<Drift>, NetlinkError> {
-        let mut state = self.process.state();
-        state.catch_up();
-        Ok(state.ledger.take_drift(self.id()))
-    }
-
-    fn commit(&mut self, rebuild: bool, guard: Guard, groups: &[Ops]) -> Result<Cost, CommitError> {
-        let table = self.id();
-        self.transact(guard, |state| {
-            let (bytes, limit) = (groups.iter().map(Ops::weight).sum(), state.capacity);
-            // One group is never split.
-            if bytes > limit && groups.len() > 1 {
-                return Err(CommitError::TooBig { bytes, limit });
-            }
-            let before =
-                if rebuild { None } else { Some(state.tables.get(&table).ok_or_else(refused)?) };
-            let mut held = before.map_or_else(
-                || HeldTable::new(self.family, self.layout),
-                HeldTable::clone,
-            );
-            let faults = state.faults.get(&table).copied().unwrap_or_default();
-            held.apply(groups, faults.refused).ok_or_else(refused)?;
-            #[cfg(test)]
-            state.between.inspect(|check| check(&held));
-            state.tables.insert(table, held);
-            Ok(())
-        })
-    }
-
-    fn clients(&mut self, group: AffinityId) -> Result<Vec<Client>, NetlinkError> {
-        let state = self.readable()?;
-        let clients = state.tables.get(&self.id()).and_then(|held| held.clients(group));
-        clients.ok_or(NetlinkError::Socket {
-            what: "read clients from memory",
-            errno: Errno::ENOENT,
-        })
-    }
-
-    fn forget(&mut self, group: AffinityId, gone: &[Client]) -> Result<(), CommitError> {
-        let forgotten = self.transact(Guard::None, |state| {
-            let held = state.tables.get_mut(&self.id());
-            held.and_then(|held| held.forget(group, gone)).ok_or_else(refused)
-        });
-        forgotten.map(drop)
-    }
-
-    fn capacity(&self, _: bool) -> usize {
-        self.process.state().capacity
-    }
-
-    fn own(&mut self) -> Result<bool, CommitError> {
-        Ok(true)
-    }
-
-    fn delete(&mut self) -> Result<Cost, CommitError> {
-        self.transact(Guard::None, |state| {
-            state.tables.remove(&self.id());
-            Ok(())
-        })
+        let Some(left) = self.faults.get_mut(&table).map(count) else {
+            return false;
+        };
+        let fails = *left > 0;
+        *left = left.saturating_sub(1);
+        fails
     }
 }

@@ -1,15 +1,15 @@
 //! The tables of NetworkPolicies, beside any backend.
 
 use std::os::fd::OwnedFd;
+use std::sync::Arc;
 
 use kplane_model::Family;
 use kplane_netlink::Errno;
 
-use super::access::{ABSENT, Cost, FoundTable, Namespace, TableAccess};
+use super::access::{ABSENT, Cost, FoundTable, KernelTables, Namespace, TableAccess};
 use super::element::Element;
 use super::frontend::Ops;
 use super::guarded::{Send, repair, send};
-use super::memory::MemoryProcess;
 use super::probe::{can_log, can_own};
 use super::repair::{Contents, everything, unreadable};
 use super::slices::{Expected, SlicedRead, check};
@@ -33,14 +33,12 @@ pub struct PolicyTables {
 
 #[derive(Clone, Debug)]
 enum PolicyAccess {
-    /// The backend's own socket and notifications.
-    Shared(Namespace),
+    /// The backend's own way to the kernel, and its notifications.
+    Shared(Arc<dyn KernelTables>),
     /// A socket and notifications of their own, once they are needed.
     Own(Option<Namespace>),
     /// The backend's name; it programs nothing that could enforce a policy.
     Refused(&'static str),
-    /// Tables in memory.
-    Memory(MemoryProcess),
 }
 
 impl PolicyTables {
@@ -54,8 +52,17 @@ impl PolicyTables {
         }
     }
 
-    pub(super) const fn shared(namespace: Namespace) -> Self {
-        Self::new(PolicyAccess::Shared(namespace), false)
+    pub(super) fn shared(tables: Arc<dyn KernelTables>) -> Self {
+        Self::new(PolicyAccess::Shared(tables), false)
+    }
+
+    /// Returns tables beside those of a kernel in memory, which can all that a new one can.
+    pub(super) fn in_memory(tables: Arc<dyn KernelTables>) -> Self {
+        Self {
+            log: Some(true),
+            owned: Some(true),
+            ..Self::shared(tables)
+        }
     }
 
     /// Returns tables beside a backend that does not use nf_tables. `output`: see [`TableLayout::Policies`].
@@ -66,14 +73,6 @@ impl PolicyTables {
     /// Returns the refusal of a backend that programs nothing.
     pub const fn refused(backend: &'static str) -> Self {
         Self::new(PolicyAccess::Refused(backend), false)
-    }
-
-    pub(super) fn in_memory(process: MemoryProcess) -> Self {
-        Self {
-            log: Some(true),
-            owned: Some(true),
-            ..Self::new(PolicyAccess::Memory(process), false)
-        }
     }
 
     /// Gives the tables no owner, as a kernel before Linux 6.9.
@@ -91,24 +90,14 @@ impl PolicyTables {
     /// Returns access to a family's table. Opens the calling thread's network namespace if needed.
     pub(crate) fn table(&mut self, family: Family) -> Result<PolicyTable, ApplyError> {
         let error = |step| ApplyError::new(family, step);
-        let (output, log, owned) = (self.output, &mut self.log, &mut self.owned);
-        let mut layout = || TableLayout::Policies {
-            output,
-            log: *log.get_or_insert_with(can_log),
-            owned: *owned.get_or_insert_with(can_own),
-        };
-        let namespace = match &mut self.way {
-            PolicyAccess::Shared(namespace) | PolicyAccess::Own(Some(namespace)) => {
-                namespace.clone()
-            }
-            PolicyAccess::Memory(process) => {
-                return Ok(PolicyTable::new(family, process.table(family, layout())));
-            }
+        let tables: &dyn KernelTables = match &mut self.way {
+            PolicyAccess::Shared(tables) => &**tables,
+            PolicyAccess::Own(Some(namespace)) => namespace,
             PolicyAccess::Own(closed) => {
                 let opened =
                     Namespace::open().map_err(|problem| error(StepError::read(problem)))?;
                 self.generation += 1;
-                closed.insert(opened).clone()
+                closed.insert(opened)
             }
             PolicyAccess::Refused(backend) => {
                 return Err(error(StepError::Unusable(format!(
@@ -116,7 +105,17 @@ impl PolicyTables {
                 ))));
             }
         };
-        Ok(PolicyTable::new(family, namespace.table(family, layout())))
+        let layout = TableLayout::Policies {
+            output: self.output,
+            log: *self.log.get_or_insert_with(can_log),
+            owned: *self.owned.get_or_insert_with(can_own),
+        };
+        Ok(PolicyTable {
+            family,
+            kernel: tables.table(family, layout),
+            expected: Expected::default(),
+            read: SlicedRead::default(),
+        })
     }
 
     /// Closes what was opened for tables that are not needed now, so that nobody listens to the kernel in vain.
@@ -130,7 +129,7 @@ impl PolicyTables {
     pub(crate) fn generation(&self) -> u64 {
         match &self.way {
             PolicyAccess::Own(Some(_)) => self.generation,
-            _ => 0,
+            PolicyAccess::Own(None) | PolicyAccess::Shared(_) | PolicyAccess::Refused(_) => 0,
         }
     }
 
@@ -139,17 +138,15 @@ impl PolicyTables {
     pub(crate) fn readiness(&self) -> Option<OwnedFd> {
         match &self.way {
             PolicyAccess::Own(Some(namespace)) => namespace.readiness(),
-            _ => None,
+            PolicyAccess::Own(None) | PolicyAccess::Shared(_) | PolicyAccess::Refused(_) => None,
         }
     }
 
     /// Reads the reports. Returns, by family, whether another program changed the tables.
     pub(crate) fn drifted(&self) -> [bool; 2] {
         match &self.way {
-            PolicyAccess::Shared(namespace) | PolicyAccess::Own(Some(namespace)) => {
-                namespace.drifted(TableKind::Policies)
-            }
-            PolicyAccess::Memory(process) => process.drifted(TableKind::Policies),
+            PolicyAccess::Shared(tables) => tables.drifted(TableKind::Policies),
+            PolicyAccess::Own(Some(namespace)) => namespace.drifted(TableKind::Policies),
             PolicyAccess::Own(None) | PolicyAccess::Refused(_) => [false; 2],
         }
     }
@@ -176,15 +173,6 @@ pub(crate) struct PolicyTable {
 }
 
 impl PolicyTable {
-    fn new(family: Family, kernel: impl TableAccess + 'static) -> Self {
-        Self {
-            family,
-            kernel: Box::new(kernel),
-            expected: Expected::default(),
-            read: SlicedRead::default(),
-        }
-    }
-
     fn error(&self, step: StepError) -> ApplyError {
         ApplyError::new(self.family, step)
     }

@@ -105,8 +105,8 @@ enum Slice {
 }
 
 /// Reads the next slice of a table. What differs is repaired at once, with a read of everything.
-pub(super) fn check<K: TableAccess + ?Sized>(
-    kernel: &mut K,
+pub(super) fn check(
+    kernel: &mut dyn TableAccess,
     table: &impl Contents,
     expected: &Expected,
     read: &mut SlicedRead,
@@ -128,9 +128,9 @@ pub(super) fn check<K: TableAccess + ?Sized>(
 }
 
 impl SlicedRead {
-    fn go_on<K: TableAccess + ?Sized>(
+    fn go_on(
         &mut self,
-        kernel: &mut K,
+        kernel: &mut dyn TableAccess,
         expected: &Expected,
         groups: impl FnOnce() -> BTreeSet<Group>,
     ) -> Result<Slice, ReadError> {
@@ -155,9 +155,9 @@ impl SlicedRead {
     }
 
     /// Reads the next piece of a set.
-    fn read_piece<K: TableAccess + ?Sized>(
+    fn read_piece(
         &mut self,
-        kernel: &mut K,
+        kernel: &mut dyn TableAccess,
         expected: &Expected,
         set: Set,
     ) -> Result<(), ReadError> {
@@ -189,7 +189,7 @@ impl SlicedRead {
 mod tests {
     use kplane_model::Family;
 
-    use super::super::access::Guard;
+    use super::super::access::{Guard, KernelTables as _};
     use super::super::element::Key;
     use super::super::memory::MemoryKernel;
     use super::super::schema::TableSettings;
@@ -218,7 +218,7 @@ mod tests {
     /// Reads a table that changes after the first piece of its list was asked for; says how the read ends.
     fn read_while(change: impl FnOnce(&MemoryKernel, &mut dyn FnMut([Ops; 1]))) -> Slice {
         let memory = MemoryKernel::default();
-        let mut table = memory.start().table(Family::V4, TableSettings::default());
+        let mut table = memory.start().table(Family::V4, TableSettings::default().into());
         let mut expected = Expected::default();
         let first = ops(&[], &[1, 2]);
         table.commit(true, Guard::None, &first).unwrap();
@@ -236,7 +236,7 @@ mod tests {
             table.commit(false, Guard::None, &ops).unwrap();
             expected.record(&ops);
         });
-        let slices = || read.go_on(&mut table, &expected, BTreeSet::new).unwrap();
+        let slices = || read.go_on(&mut *table, &expected, BTreeSet::new).unwrap();
         let mut ends =
             std::iter::repeat_with(slices).filter(|slice| !matches!(slice, Slice::Unfinished));
         ends.next().unwrap()
@@ -254,7 +254,7 @@ mod tests {
             commit(ops(&[], &[3]));
             let table = (TableKind::Services, Family::V4);
             memory.show(table, |held| {
-                held.remove(&mut |element| ops(&[2], &[])[0].delete == [*element])
+                held.remove(|_, element| ops(&[2], &[])[0].delete == [*element])
             });
         });
         assert!(matches!(slice, Slice::Different));

@@ -59,7 +59,7 @@ pub(super) enum ForgetError {
 /// endpoint can get that endpoint. A packet that is being processed at that moment may store the client
 /// again, but it is finished when the kernel acknowledges the deletion. So the last read, which must find no
 /// such client, is reliable.
-pub(super) fn forget_stale<K: TableAccess>(
+pub(super) fn forget_stale<K: TableAccess + ?Sized>(
     kernel: &mut K,
     group: AffinityId,
     endpoints: &[EndpointAddr],

@@ -186,8 +186,8 @@ impl Ledger {
     }
 
     /// Adds a whole transaction, as a kernel in memory reports it.
-    pub(super) fn hear(&mut self, generation: &Generation, changes: Vec<(OneTable, Changed)>) {
-        for (table, changed) in changes {
+    pub(super) fn hear(&mut self, generation: &Generation, change: Option<(OneTable, Changed)>) {
+        if let Some((table, changed)) = change {
             let drift = Drift { changed, by: None };
             self.open[index(table)].get_or_insert_default().append(drift);
         }

@@ -1,5 +1,7 @@
 //! Tests of the differences and of the driver, against a kernel in memory.
 
+mod machine;
+
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fmt::Write as _;
 use std::net::IpAddr;
@@ -8,14 +10,14 @@ use expect_test::expect;
 use kplane_model::{EndpointAddr, Family, KeyParts, Protocol, ServiceKey, TrafficPolicy};
 use proptest::prelude::*;
 
-use super::super::access::{Guard, TableAccess as _};
+use super::super::access::{Guard, KernelTables as _};
 use super::super::adopt::adopt;
 use super::super::affinity::Group;
 use super::super::affinity_id::GroupPart;
 use super::super::clients::{Client, Remembered};
 use super::super::element::{Data, Element};
 use super::super::frontend::Ops;
-use super::super::memory::{HeldTable, MemoryKernel, MemoryTable, TableFaults};
+use super::super::memory::{MemoryKernel, TableFaults};
 use super::super::repair::Contents as _;
 use super::super::schema::{Set, TableSettings};
 use super::super::structure::GroupOp;
@@ -107,8 +109,8 @@ fn change<'a>(services: &'a Services, node: &'a NodePlan, complete: bool) -> Cha
 const TABLE: OneTable = (TableKind::Services, Family::V4);
 
 /// Starts a process.
-fn on(memory: &MemoryKernel) -> Driver<NftDataPath<MemoryTable>> {
-    let table = memory.start().table(Family::V4, TableSettings::default());
+fn on(memory: &MemoryKernel) -> Driver<NftDataPath> {
+    let table = memory.start().table(Family::V4, TableSettings::default().into());
     Driver::new(NftDataPath::new(Family::V4, table))
 }
 
@@ -395,7 +397,7 @@ fn elements_that_make_no_sense_go_away() {
         add: found,
         ..Ops::default()
     };
-    let mut before = memory.start().table(Family::V4, TableSettings::default());
+    let mut before = memory.start().table(Family::V4, TableSettings::default().into());
     before.commit(true, Guard::None, &[ops]).unwrap();
     let services = set([service(1, &[1, 2, 3])]);
     on(&memory).apply(change(&services, &NodePlan::default(), true)).unwrap();
@@ -458,9 +460,8 @@ fn a_service_that_is_refused_while_a_new_table_is_filled_is_left_out_by_the_next
 
 /// Takes one element away, and nobody reports it.
 fn steal(memory: &MemoryKernel) {
-    let mut left = 1;
-    let mut first = |_: &Element| std::mem::take(&mut left) > 0;
-    assert_eq!(memory.show(TABLE, |held| held.remove(&mut first)).len(), 1);
+    let gone = memory.show(TABLE, |held| held.remove(|at, _| at == 0));
+    assert_eq!(gone.len(), 1);
 }
 
 #[test]
@@ -505,37 +506,6 @@ fn drift_is_found_and_repaired() {
         "{what}"
     );
     assert_eq!(verify(&mut driver), Verification::Equal);
-}
-
-/// Every place is complete in every state that packets may see, however small transactions are.
-#[test]
-fn small_transactions_leave_no_place_half_done() {
-    let whole = |held: &HeldTable| {
-        let found: Vec<Element> = held.elements().collect();
-        assert_eq!(adopt(&[], &found).strays, []);
-    };
-    let memory = MemoryKernel::default();
-    memory.set_capacity(7);
-    memory.check_between(whole);
-    let mut driver = on(&memory);
-    let node = NodePlan::default();
-    driver
-        .apply(change(
-            &set((0..50).map(|n| service(n, &[1, 2, 3]))),
-            &node,
-            true,
-        ))
-        .unwrap();
-    driver
-        .apply(change(
-            &set((0..50).map(|n| service(n, &[2, 4]))),
-            &node,
-            true,
-        ))
-        .unwrap();
-    assert_eq!(verify(&mut driver), Verification::Equal);
-    drop(driver);
-    assert!(memory.transactions() > 50);
 }
 
 fn any_plan() -> impl Strategy<Value = ServicePlan> {

@@ -10,7 +10,7 @@ use kplane_model::{EndpointAddr, Family, Protocol, ip_bits};
 use super::super::affinity::Group;
 use super::super::affinity_id::AffinityId;
 use super::super::clients::{Client, Remembered};
-use super::super::element::{Data, Destination, Element, Key};
+use super::super::element::{Data, Element, Key};
 use super::super::frontend::{Ops, place_of};
 use super::super::layout::{Chain, NftRule};
 use super::super::schema::Set;
@@ -21,22 +21,14 @@ use crate::plan::FrontendAddr;
 /// The fields of a key as numbers; 0 behind the last one.
 pub(super) type Loaded = [u128; 4];
 
-/// A table.
+/// What the kernel holds of one table.
 #[derive(Clone, Debug)]
 pub(crate) struct HeldTable {
     pub(super) layout: TableLayout,
-    pub(super) rules: Arc<TableRules>,
+    pub(super) chains: Arc<BTreeMap<Cow<'static, str>, Chain>>,
     sets: BTreeMap<Set, BTreeMap<Loaded, HeldElement>>,
     groups: BTreeMap<AffinityId, Group>,
     clients: BTreeMap<AffinityId, Vec<Client>>,
-}
-
-/// The constant chains.
-#[derive(Debug)]
-pub(super) struct TableRules {
-    /// Those with a hook.
-    pub(super) base: Vec<Chain>,
-    pub(super) by_name: BTreeMap<Cow<'static, str>, Chain>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -46,15 +38,28 @@ struct HeldElement {
     element: Element,
 }
 
+impl PartialEq for HeldTable {
+    fn eq(&self, other: &Self) -> bool {
+        self.elements().eq(other.elements()) && self.groups == other.groups
+    }
+}
+
 impl HeldTable {
     /// Returns an empty table.
     pub(crate) fn new(family: Family, layout: TableLayout) -> Self {
-        let (base, others): (Vec<_>, Vec<_>) =
-            layout.chains(family).into_iter().partition(|chain| chain.hook.is_some());
-        let by_name = others.into_iter().map(|chain| (chain.name.clone(), chain)).collect();
+        let settings = layout.settings();
+        let has = |rule: &NftRule| {
+            (settings.pod_interface.is_some() || !rule.is_about_interfaces())
+                && (settings.own_mark != 0 || !rule.is_about_ours())
+                && (settings.refuse_loopback || !rule.is_about_loopback())
+        };
+        let chains = layout.chains(family).into_iter().map(|mut chain| {
+            chain.rules.retain(has);
+            (chain.name.clone(), chain)
+        });
         Self {
             layout,
-            rules: Arc::new(TableRules { base, by_name }),
+            chains: Arc::new(chains.collect()),
             sets: BTreeMap::new(),
             groups: BTreeMap::new(),
             clients: BTreeMap::new(),
@@ -71,14 +76,6 @@ impl HeldTable {
 
     pub(super) fn group(&self, id: AffinityId) -> Option<&Group> {
         self.groups.get(&id)
-    }
-
-    /// Returns whether the table has a rule, which some settings leave out.
-    pub(super) fn has(&self, rule: &NftRule) -> bool {
-        let settings = self.layout.settings();
-        (settings.pod_interface.is_some() || !rule.is_about_interfaces())
-            && (settings.own_mark != 0 || !rule.is_about_ours())
-            && (settings.refuse_loopback || !rule.is_about_loopback())
     }
 
     /// Returns the element that a set has for a key.
@@ -131,19 +128,14 @@ impl HeldTable {
         };
         let mut until = from;
         until[at] = held.last;
-        if until < from {
-            return None;
-        }
-        // The last element that begins before this one ends is the only one that can overlap it.
-        if self.find(set, until).is_some() {
-            return None;
-        }
+        // An element that overlaps this one covers its end, or begins within it.
+        let is_free = from <= until && self.find(set, until).is_none();
         let elements = self.sets.entry(set).or_default();
-        if elements.range(from..=until).next().is_some() {
-            return None;
+        let is_free = is_free && elements.range(from..=until).next().is_none();
+        if is_free {
+            elements.insert(from, held);
         }
-        elements.insert(from, held);
-        Some(())
+        is_free.then_some(())
     }
 
     fn change_group(&mut self, op: GroupOp) -> Option<()> {
@@ -159,18 +151,15 @@ impl HeldTable {
         is_fine.then_some(())
     }
 
-    /// Removes elements, as another program may.
+    /// Removes elements, as another program may. Each element is asked with its number.
     pub(in crate::backend::nftables) fn remove(
         &mut self,
-        goes: &mut dyn FnMut(&Element) -> bool,
+        goes: impl Fn(usize, &Element) -> bool,
     ) -> Vec<Element> {
-        let mut gone = Vec::new();
-        for set in self.sets.values_mut() {
-            gone.extend(
-                set.extract_if(.., |_, held| goes(&held.element)).map(|(_, held)| held.element),
-            );
-        }
-        gone
+        let mut at = 0..;
+        let goes = |element: &Element| at.next().is_some_and(|at| goes(at, element));
+        let gone: Vec<_> = self.elements().filter(goes).collect();
+        gone.iter().filter(|element| self.delete(element).is_some()).copied().collect()
     }
 
     /// Returns the clients that a group remembers; `None` if there is no such group.
@@ -194,6 +183,14 @@ impl HeldTable {
         clients: Vec<Client>,
     ) {
         self.clients.insert(group, clients);
+    }
+
+    /// Returns the endpoint that a group remembers for a client.
+    pub(super) fn remembered(&self, group: AffinityId, ip: IpAddr) -> Option<EndpointAddr> {
+        match self.clients.get(&group)?.iter().find(|client| client.ip == ip)?.endpoint {
+            Remembered::Whole(endpoint) => Some(endpoint),
+            Remembered::Part(_) => None,
+        }
     }
 
     /// Remembers a client's endpoints, as packets do.
@@ -231,51 +228,52 @@ fn names(element: &Element, ip: IpAddr) -> bool {
 /// Returns the fields of a key with their first values, and the last value of the last one if it is a range.
 fn bounds(key: Key) -> (Loaded, Option<u128>) {
     let ip = ip_bits;
-    let protocol = |protocol: Protocol| u128::from(protocol.number());
-    let to = |Destination {
-                  ip: at,
-                  protocol: p,
-                  port,
-              }| [ip(at), protocol(p), u128::from(port)];
-    let range = |first, last| ([ip(first), 0, 0, 0], Some(ip(last)));
-    let ports = |fields, last: u16| (fields, Some(u128::from(last)));
-    match key {
-        Key::Service(at) => {
-            let [ip, protocol, port] = to(at);
-            ([ip, protocol, port, 0], None)
-        }
-        Key::NodePort(at) => ([protocol(at.protocol), at.port.into(), 0, 0], None),
-        Key::Ip(at) => ([ip(at), 0, 0, 0], None),
-        Key::Hairpin(at) => {
-            let [ip, protocol, port] = to(at);
-            ([ip, ip, protocol, port], None)
-        }
-        Key::Range(cidr) => range(cidr.first(), cidr.last()),
-        Key::FirewallSource(at, cidr) => {
-            let [to, protocol, port] = to(at);
-            (
-                [to, protocol, port, ip(cidr.first())],
-                Some(ip(cidr.last())),
-            )
-        }
-        Key::ServiceSlot(at, index) => {
-            let [ip, protocol, port] = to(at);
-            ([ip, protocol, port, index.into()], None)
-        }
-        Key::NodePortSlot(at, index) => (
-            [protocol(at.protocol), at.port.into(), index.into(), 0],
+    let number = |number: u32| u128::from(number);
+    let proto = |protocol: Protocol| u128::from(protocol.number());
+    let port = |port: u16| u128::from(port);
+    let (fields, last) = match key {
+        Key::Service(at) => (vec![ip(at.ip), proto(at.protocol), port(at.port)], None),
+        Key::NodePort(at) => (vec![proto(at.protocol), port(at.port)], None),
+        Key::Ip(at) => (vec![ip(at)], None),
+        Key::Hairpin(at) => (
+            vec![ip(at.ip), ip(at.ip), proto(at.protocol), port(at.port)],
             None,
         ),
-        Key::Number(number) => ([number.into(), 0, 0, 0], None),
-        Key::Loop(at) => ([ip(at), ip(at), 0, 0], None),
-        Key::Span(first, last) => range(first, last),
-        Key::Grant(pod, number) => ([ip(pod), number.into(), 0, 0], None),
-        Key::GrantPort(pod, number, p, port) => {
-            ([ip(pod), number.into(), protocol(p), port.into()], None)
+        Key::Range(range) => (vec![ip(range.first())], Some(ip(range.last()))),
+        Key::FirewallSource(at, range) => {
+            let fields = vec![
+                ip(at.ip),
+                proto(at.protocol),
+                port(at.port),
+                ip(range.first()),
+            ];
+            (fields, Some(ip(range.last())))
         }
-        Key::GrantPorts(pod, number, p, first, last) => {
-            ports([ip(pod), number.into(), protocol(p), first.into()], last)
+        Key::ServiceSlot(at, index) => (
+            vec![ip(at.ip), proto(at.protocol), port(at.port), number(index)],
+            None,
+        ),
+        Key::NodePortSlot(at, index) => {
+            (vec![proto(at.protocol), port(at.port), number(index)], None)
         }
-        Key::Row(row, p, first, last) => ports([row.into(), protocol(p), first.into(), 0], last),
-    }
+        Key::Number(of) => (vec![number(of)], None),
+        Key::Loop(at) => (vec![ip(at), ip(at)], None),
+        Key::Span(first, last) => (vec![ip(first)], Some(ip(last))),
+        Key::Grant(pod, of) => (vec![ip(pod), number(of)], None),
+        Key::GrantPort(pod, of, protocol, at) => {
+            (vec![ip(pod), number(of), proto(protocol), port(at)], None)
+        }
+        Key::GrantPorts(pod, of, protocol, first, last) => (
+            vec![ip(pod), number(of), proto(protocol), port(first)],
+            Some(port(last)),
+        ),
+        Key::Row(row, protocol, first, last) => (
+            vec![number(row), proto(protocol), port(first)],
+            Some(port(last)),
+        ),
+    };
+    (
+        std::array::from_fn(|at| fields.get(at).copied().unwrap_or(0)),
+        last,
+    )
 }

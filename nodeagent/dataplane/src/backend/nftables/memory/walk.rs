@@ -7,8 +7,7 @@ use kplane_model::{EndpointAddr, Protocol, ip_bits};
 
 use super::super::affinity::Group;
 use super::super::affinity_id::{AffinityId, GroupPart};
-use super::super::clients::Remembered;
-use super::super::element::Data;
+use super::super::element::{Data, Element};
 use super::super::fields::Field;
 use super::super::layout::{Chain, HookPoint, RuleStep};
 use super::super::policy_step::PolicyStep;
@@ -57,6 +56,13 @@ impl TestPacket {
             flow: PacketFlow::New,
         }
     }
+
+    fn to(&self) -> EndpointAddr {
+        EndpointAddr {
+            ip: self.destination,
+            port: self.port.map_or(0, |(_, port)| port),
+        }
+    }
 }
 
 /// What becomes of a packet.
@@ -89,16 +95,7 @@ enum ChainEnd {
 enum StepEnd {
     Misses,
     Matches,
-    Jumps(ChainTarget),
-    GoesTo(ChainTarget),
     Ends(ChainEnd),
-}
-
-/// A chain: a constant one, or one of a group.
-#[derive(Clone, Copy, Debug)]
-enum ChainTarget {
-    Constant(&'static str),
-    Group(AffinityId, GroupPart),
 }
 
 /// A packet on its way.
@@ -133,10 +130,7 @@ impl<'a> PacketWalk<'a> {
             tables,
             own,
             first: packet,
-            to: EndpointAddr {
-                ip: packet.destination,
-                port: packet.port.map_or(0, |(_, port)| port),
-            },
+            to: packet.to(),
             draw,
             modulus: 1,
             is_translated: false,
@@ -199,7 +193,7 @@ impl<'a> PacketWalk<'a> {
         let mut chains: Vec<_> = self
             .tables
             .iter()
-            .flat_map(|table| table.rules.base.iter().map(move |chain| (*table, chain)))
+            .flat_map(|table| table.chains.values().map(move |chain| (*table, chain)))
             .filter_map(|(table, chain)| Some((chain.hook?, table, chain)))
             .filter(|(hook, ..)| hook.point == point && (is_new || hook.chain_type != "nat"))
             .collect();
@@ -210,36 +204,40 @@ impl<'a> PacketWalk<'a> {
         })
     }
 
-    fn enter(&mut self, table: &HeldTable, target: ChainTarget) -> ChainEnd {
-        match target {
-            ChainTarget::Constant(name) => {
-                let chain = table.rules.by_name.get(name);
-                chain.map_or(ChainEnd::Returns, |chain| self.chain(table, chain))
-            }
-            ChainTarget::Group(id, part) => {
-                let mut chains = table.group(id).into_iter().flat_map(Group::chains);
-                let chain = chains.find(|chain| *chain.name == id.name(part));
-                chain.map_or(ChainEnd::Returns, |chain| self.chain(table, &chain))
-            }
-        }
+    /// Sends the packet to a chain by name.
+    fn go(&mut self, table: &HeldTable, name: &str) -> ChainEnd {
+        let chain = table.chains.get(name);
+        chain.map_or(ChainEnd::Returns, |chain| self.chain(table, chain))
+    }
+
+    /// Sends the packet to a chain of a group.
+    fn go_to_group(&mut self, table: &HeldTable, id: AffinityId, part: GroupPart) -> ChainEnd {
+        let chains = table.group(id).map(Group::chains).unwrap_or_default();
+        let chain = chains.iter().find(|chain| chain.name == id.name(part));
+        chain.map_or(ChainEnd::Returns, |chain| self.chain(table, chain))
     }
 
     fn chain(&mut self, table: &HeldTable, chain: &Chain) -> ChainEnd {
-        for rule in chain.rules.iter().filter(|rule| table.has(rule)) {
+        for rule in &chain.rules {
             for step in &rule.steps {
                 match self.step(table, *step) {
                     StepEnd::Matches => {}
                     StepEnd::Misses => break,
-                    StepEnd::Jumps(target) => match self.enter(table, target) {
-                        ChainEnd::Returns => {}
-                        end => return end,
-                    },
-                    StepEnd::GoesTo(target) => return self.enter(table, target),
                     StepEnd::Ends(end) => return end,
                 }
             }
         }
         ChainEnd::Returns
+    }
+
+    /// Follows the verdict of a map.
+    fn lead(&mut self, table: &HeldTable, data: Option<Data>) -> StepEnd {
+        match data {
+            Some(Data::Pick(id)) => jump(self.go_to_group(table, id, GroupPart::Pick)),
+            Some(Data::Keep(id)) => StepEnd::Ends(self.go_to_group(table, id, GroupPart::Keep)),
+            Some(Data::Split(id)) => StepEnd::Ends(self.go_to_group(table, id, GroupPart::Split)),
+            Some(Data::Endpoint(_) | Data::Number(_)) | None => StepEnd::Misses,
+        }
     }
 
     fn step(&mut self, table: &HeldTable, step: RuleStep) -> StepEnd {
@@ -249,10 +247,14 @@ impl<'a> PacketWalk<'a> {
             RuleStep::In(set) => matches(self.has(table, set)),
             RuleStep::NotIn(set) => matches(!self.has(table, set)),
             RuleStep::Lead(set) => {
-                lead(table.find(set, self.key(set.fields())).and_then(|e| e.data))
+                let element = table.find(set, self.key(set.fields()));
+                self.lead(table, element.and_then(|element| element.data))
             }
             RuleStep::OriginalNotIn(set) => matches(self.original(table, set).is_none()),
-            RuleStep::OriginalLead(set) => lead(self.original(table, set).flatten()),
+            RuleStep::OriginalLead(set) => {
+                let element = self.original(table, set);
+                self.lead(table, element.and_then(|element| element.data))
+            }
             RuleStep::NotFromPodInterface => StepEnd::Matches,
             // Packets come from no interface, and kplane's own connections are none of theirs.
             RuleStep::FromPodInterface | RuleStep::OfOurs => StepEnd::Misses,
@@ -275,26 +277,19 @@ impl<'a> PacketWalk<'a> {
                 StepEnd::Matches
             }
             RuleStep::Dnat(balancer, class) => self.draw(table, balancer, class.modulus()),
-            RuleStep::UseRemembered(id) => {
-                let clients = table.clients(id).unwrap_or_default();
-                let client = clients.into_iter().find(|client| client.ip == self.first.source);
-                match client.map(|client| client.endpoint) {
-                    Some(Remembered::Whole(endpoint)) => self.translate(Some(endpoint)),
-                    _ => StepEnd::Misses,
-                }
-            }
+            RuleStep::UseRemembered(id) => self.translate(table.remembered(id, self.first.source)),
             RuleStep::Remember(id, _) => {
                 self.remembered.push((id, self.to));
                 StepEnd::Matches
             }
-            RuleStep::GotoKeep(id) => StepEnd::GoesTo(ChainTarget::Group(id, GroupPart::Keep)),
+            RuleStep::GotoKeep(id) => self.lead(table, Some(Data::Keep(id))),
             RuleStep::Masquerade => {
                 self.is_masqueraded = true;
                 StepEnd::Ends(ChainEnd::Accepts)
             }
             RuleStep::TcpReset | RuleStep::Unreachable => fate(PacketFate::Refused(kind)),
-            RuleStep::Jump(chain) => StepEnd::Jumps(ChainTarget::Constant(chain)),
-            RuleStep::Goto(chain) => StepEnd::GoesTo(ChainTarget::Constant(chain)),
+            RuleStep::Jump(chain) => jump(self.go(table, chain)),
+            RuleStep::Goto(chain) => StepEnd::Ends(self.go(table, chain)),
             RuleStep::Return => StepEnd::Ends(ChainEnd::Returns),
             RuleStep::Drop => fate(PacketFate::Dropped(kind)),
             RuleStep::Policy(step) => self.policy_step(table, step),
@@ -371,13 +366,9 @@ impl<'a> PacketWalk<'a> {
         table.find(set, self.key(set.fields())).is_some()
     }
 
-    /// Returns the data that a set has for the destination that the packet had at first.
-    fn original(&self, table: &HeldTable, set: Set) -> Option<Option<Data>> {
-        let at = EndpointAddr {
-            ip: self.first.destination,
-            port: self.first.port.map_or(0, |(_, port)| port),
-        };
-        table.find(set, self.key_with(set.fields(), at)).map(|element| element.data)
+    /// Returns the element that a set has for the destination that the packet had at first.
+    fn original<'t>(&self, table: &'t HeldTable, set: Set) -> Option<&'t Element> {
+        table.find(set, self.key_with(set.fields(), self.first.to()))
     }
 
     fn protocol(&self) -> u8 {
@@ -409,12 +400,10 @@ fn matches(is_so: bool) -> StepEnd {
     if is_so { StepEnd::Matches } else { StepEnd::Misses }
 }
 
-fn lead(data: Option<Data>) -> StepEnd {
-    let group = |id, part| ChainTarget::Group(id, part);
-    match data {
-        Some(Data::Pick(id)) => StepEnd::Jumps(group(id, GroupPart::Pick)),
-        Some(Data::Keep(id)) => StepEnd::GoesTo(group(id, GroupPart::Keep)),
-        Some(Data::Split(id)) => StepEnd::GoesTo(group(id, GroupPart::Split)),
-        Some(Data::Endpoint(_) | Data::Number(_)) | None => StepEnd::Misses,
+/// Returns the outcome of a jump: behind a chain that returns, the rule goes on.
+fn jump(end: ChainEnd) -> StepEnd {
+    match end {
+        ChainEnd::Returns => StepEnd::Matches,
+        end => StepEnd::Ends(end),
     }
 }

@@ -1,0 +1,317 @@
+//! What packets meet, and what happens between transactions: through the backend, on a machine in memory.
+
+use std::net::Ipv4Addr;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use kplane_model::{LocalPod, PodName, PolicyKey, PolicyName, PolicyObject};
+
+use super::*;
+use crate::backend::Backend;
+use crate::backend::nftables::memory::{
+    Disturbance, PacketFate, PacketFlow, ProcessDied, TestPacket,
+};
+use crate::policy::{Enforcer, PolicyChange};
+
+const NODE: [u8; 4] = [172, 16, 0, 1];
+const CLIENT: [u8; 4] = [192, 0, 2, 9];
+const POD: [u8; 4] = [10, 0, 0, 2];
+const WEB: [u8; 4] = [10, 96, 0, 1];
+const REFUSED: PacketFate = PacketFate::Refused(TableKind::Services);
+const DROPPED: PacketFate = PacketFate::Dropped(TableKind::Services);
+
+type Places = BTreeMap<FrontendAddr, [BTreeSet<PacketFate>; 2]>;
+
+fn machine() -> MemoryKernel {
+    MemoryKernel::new([IpAddr::from(NODE)])
+}
+
+fn apply(backend: &mut Backend, plans: &[ServicePlan]) -> Result<(), String> {
+    let ranges = |text: &str| vec![text.parse().unwrap()];
+    let node = NodePlan {
+        pod_sources: ranges("10.0.0.0/16"),
+        unmasqueraded_sources: ranges("10.0.0.0/16"),
+        nodeport_ips: ranges("0.0.0.0/0"),
+        service_cidrs: ranges("10.96.0.0/16"),
+        ..NodePlan::default()
+    };
+    let services = set(plans.to_vec());
+    let applied = backend.side(Family::V4).apply(change(&services, &node, true));
+    assert_eq!(applied.map_err(|error| error.to_string())?.failures, []);
+    Ok(())
+}
+
+fn packet(source: [u8; 4], to: [u8; 4], port: u16) -> TestPacket {
+    TestPacket::new(source.into(), to.into(), Some((Protocol::Tcp, port)))
+}
+
+fn passes(octets: &[u8], masqueraded: bool) -> BTreeSet<PacketFate> {
+    let to = octets.iter().map(|octet| endpoint(*octet));
+    to.map(|to| PacketFate::Passes { to, masqueraded }).collect()
+}
+
+#[test]
+fn packets_meet_what_was_planned() {
+    let machine = machine();
+    let mut local = frontend(node_port(1), &[2]);
+    (local.inside, local.masquerade) = (Some(vec![endpoint(2), endpoint(7)]), false);
+    let mut dropped = frontend(cluster_ip(3), &[]);
+    dropped.unserved = Some(Unserved::Drop);
+    let mut guarded = frontend(cluster_ip(4), &[1]);
+    guarded.source_ranges = vec!["10.0.0.0/24".parse().unwrap()];
+    let web = ServicePlan {
+        local: vec![endpoint(2)],
+        ..plan(1, vec![frontend(cluster_ip(1), &[1, 2, 3, 4, 5]), local])
+    };
+    let others = [
+        service(2, &[]),
+        plan(3, vec![dropped]),
+        plan(4, vec![guarded]),
+    ];
+    let mut backend = machine.open();
+    apply(&mut backend, &[&[web][..], &others].concat()).unwrap();
+    // The class has six indices, and a draw beyond the last endpoint is repeated.
+    let from_pod = &passes(&[1, 3, 4, 5], false) | &passes(&[2], true);
+    for (source, to, port, fates) in [
+        (CLIENT, WEB, 80, passes(&[1, 2, 3, 4, 5], true)),
+        (POD, WEB, 80, from_pod),
+        (CLIENT, NODE, 30_001, passes(&[2], false)),
+        (NODE, NODE, 30_001, passes(&[2, 7], true)),
+        (POD, [10, 96, 0, 4], 80, passes(&[1], false)),
+        (CLIENT, [10, 96, 0, 4], 80, [DROPPED].into()),
+        (CLIENT, [10, 96, 0, 2], 80, [REFUSED].into()),
+        (CLIENT, [10, 96, 0, 3], 80, [DROPPED].into()),
+        // A port and an address that no Service has, and a node port on loopback.
+        (CLIENT, WEB, 81, [REFUSED].into()),
+        (CLIENT, [10, 96, 0, 9], 80, [DROPPED].into()),
+        (NODE, Ipv4Addr::LOCALHOST.octets(), 30_001, [REFUSED].into()),
+    ] {
+        assert_eq!(
+            machine.fates(&packet(source, to, port)),
+            fates,
+            "{source:?} {to:?} {port}"
+        );
+    }
+    let places = machine.frontends(Family::V4);
+    assert_eq!(places.len(), 5);
+    assert_eq!(
+        places[&node_port(1)],
+        [passes(&[2], false), passes(&[2, 7], true)]
+    );
+    // Without the table, nothing takes a packet.
+    machine.reboot();
+    let (to, masqueraded) = (EndpointAddr::new(WEB, 80), false);
+    let untouched = [PacketFate::Passes { to, masqueraded }].into();
+    assert_eq!(machine.fates(&packet(CLIENT, WEB, 80)), untouched);
+}
+
+#[test]
+fn a11_a_client_keeps_its_endpoint() {
+    let machine = machine();
+    let sticky = |octets: &[u8]| ServicePlan {
+        affinity_timeout_s: Some(60),
+        ..service(1, octets)
+    };
+    let mut backend = machine.open();
+    apply(&mut backend, &[sticky(&[1, 2, 3])]).unwrap();
+    let client = packet(CLIENT, WEB, 80);
+    let fate = machine.connect(&client, 1);
+    assert_eq!(machine.connect(&client, 2), fate);
+    assert_eq!(machine.fates(&client), [fate].into());
+    assert_eq!(machine.fates(&packet(NODE, WEB, 80)).len(), 3);
+    let left: Vec<u8> = (1..=3).filter(|octet| !passes(&[*octet], true).contains(&fate)).collect();
+    apply(&mut backend, &[sticky(&left)]).unwrap();
+    assert_eq!(machine.fates(&client), passes(&left, true));
+}
+
+/// Returns the endpoints of a place.
+fn reached(fates: &[BTreeSet<PacketFate>; 2]) -> BTreeSet<EndpointAddr> {
+    let endpoint = |fate: &PacketFate| match fate {
+        PacketFate::Passes { to, .. } => Some(*to),
+        PacketFate::Refused(_) | PacketFate::Dropped(_) => None,
+    };
+    fates.iter().flatten().filter_map(endpoint).collect()
+}
+
+/// However small transactions are, no place is half done between two. Wherever a process dies, and whatever another
+/// program does then, the next process ends its work.
+#[test]
+fn a_process_may_die_with_any_transaction() {
+    let before: Vec<_> = (0..20).map(|n| service(n, &[1, 2])).collect();
+    let after: Vec<_> = (10..30).map(|n| service(n, &[2, 4, 5])).collect();
+    let start = || {
+        let machine = machine();
+        machine.set_capacity(9);
+        apply(&mut machine.open(), &before).unwrap();
+        machine
+    };
+    let whole = start();
+    let (first, began) = (whole.transactions(), whole.frontends(Family::V4));
+    apply(&mut whole.open(), &after).unwrap();
+    let (count, ended) = (whole.transactions() - first, whole.frontends(Family::V4));
+    assert!(count > 5, "{count}");
+    for n in 1..=count {
+        let machine = start();
+        let mut backend = machine.open();
+        machine.crash_with(n);
+        let mut try_it = || catch_unwind(AssertUnwindSafe(|| apply(&mut backend, &after)));
+        let first_try = try_it();
+        if first_try.is_ok() {
+            // What goes into which transaction is not always the same, and so there may be fewer.
+            assert!(n > 5, "{n}");
+            continue;
+        }
+        for died in [first_try, try_it()] {
+            assert!(died.unwrap_err().is::<ProcessDied>() && machine.has_died());
+        }
+        assert_eq!(machine.transactions(), first + n);
+        for (at, fates) in machine.frontends(Family::V4) {
+            let is_whole = |places: &Places| places.get(&at).map(reached) == Some(reached(&fates));
+            assert!(is_whole(&began) || is_whole(&ended), "{n}: {at} {fates:?}");
+        }
+        machine.disturb(0, Disturbance::Thin(TableKind::Services, Family::V4, 7));
+        let mut backend = machine.open();
+        apply(&mut backend, &after).unwrap();
+        assert_eq!(
+            Verification::of_all(|| backend.side(Family::V4).verify()).unwrap(),
+            Verification::Equal
+        );
+        assert_eq!(machine.frontends(Family::V4), ended);
+    }
+}
+
+#[test]
+fn changes_by_another_program_are_reported_and_repaired() {
+    let plans: Vec<_> = (0..5).map(|n| service(n, &[1, 2])).collect();
+    let machine = machine();
+    let mut backend = machine.open();
+    let mut reports = backend.notifications.take().unwrap();
+    apply(&mut backend, &plans).unwrap();
+    let whole = machine.frontends(Family::V4);
+    machine.disturb(0, Disturbance::Elsewhere);
+    assert_eq!(reports.read(), [false, false]);
+    let (kind, family) = TABLE;
+    for disturbance in [
+        Disturbance::RemoveFrontend(cluster_ip(3), family),
+        Disturbance::Thin(kind, family, 2),
+        Disturbance::Thin(kind, family, 1),
+        Disturbance::DeleteTable(kind, family),
+    ] {
+        machine.disturb(0, disturbance);
+        assert_ne!(machine.frontends(family), whole, "{disturbance:?}");
+        assert_eq!(reports.read(), [true, false]);
+        let repaired = backend.side(family).repair().unwrap();
+        assert!(
+            matches!(repaired, Verification::Repaired(_)),
+            "{repaired:?}"
+        );
+        assert_eq!(machine.frontends(family), whole);
+        // A change finds it by itself, also if it happens within.
+        machine.disturb(0, disturbance);
+        machine.disturb(1, disturbance);
+        apply(&mut backend, &plans[..4]).unwrap();
+        apply(&mut backend, &plans).unwrap();
+        assert_eq!(machine.frontends(family), whole);
+    }
+    machine.disturb(0, Disturbance::RemoveFrontend(cluster_ip(3), family));
+    machine.lose_reports();
+    assert_eq!(reports.read(), [true, true]);
+    backend.side(family).repair().unwrap();
+    assert_eq!(machine.frontends(family), whole);
+}
+
+#[test]
+fn a_fault_ends_the_attempt_and_the_next_one_succeeds() {
+    let none = TableFaults::default;
+    for (faults, is_applied) in [
+        (
+            TableFaults {
+                broken: true,
+                ..none()
+            },
+            false,
+        ),
+        (
+            TableFaults {
+                failing_reads: 1,
+                ..none()
+            },
+            false,
+        ),
+        (
+            TableFaults {
+                failing_commits: 9,
+                ..none()
+            },
+            false,
+        ),
+        (
+            TableFaults {
+                lost_answers: 1,
+                ..none()
+            },
+            true,
+        ),
+    ] {
+        let machine = machine();
+        machine.set_faults(TableKind::Services, Family::V4, faults);
+        let mut backend = machine.open();
+        assert!(
+            apply(&mut backend, &[service(1, &[1])]).is_err(),
+            "{faults:?}"
+        );
+        assert_eq!(
+            machine.has_table(TableKind::Services, Family::V4),
+            is_applied
+        );
+        machine.set_faults(TableKind::Services, Family::V4, none());
+        apply(&mut backend, &[service(1, &[1])]).unwrap();
+        assert_eq!(
+            machine.frontends(Family::V4)[&cluster_ip(1)][0],
+            passes(&[1], true)
+        );
+    }
+}
+
+#[test]
+fn policies_judge_packets_that_are_forwarded() {
+    let machine = machine();
+    let mut enforcer = Enforcer::new(machine.open().policies);
+    let name = PodName::new("shop", "web");
+    let pod = PolicyObject::Pod(LocalPod {
+        name: name.clone(),
+        addresses: vec![POD.into()],
+        ports: Vec::new(),
+        // Nobody knows this policy yet, so nothing is allowed.
+        policies: vec![PolicyName::new("shop", "none")],
+        tier: None,
+    });
+    let policies = PolicyChange {
+        objects: &[(PolicyKey::Pod(name), Some(&pod))],
+        complete: true,
+        closed: true,
+        pod_ranges: &["10.0.0.0/24".parse().unwrap()],
+    };
+    enforcer.apply(Family::V4, policies).unwrap();
+    let dropped = PacketFate::Dropped(TableKind::Policies);
+    let (to, masqueraded) = (endpoint(2), false);
+    let passes = PacketFate::Passes { to, masqueraded };
+    for (source, flow, fate) in [
+        (CLIENT, PacketFlow::New, dropped),
+        (CLIENT, PacketFlow::Known, passes),
+        (CLIENT, PacketFlow::Cut, dropped),
+        (CLIENT, PacketFlow::CutReply, dropped),
+        (
+            CLIENT,
+            PacketFlow::Midstream,
+            PacketFate::Refused(TableKind::Policies),
+        ),
+        (NODE, PacketFlow::New, passes),
+        (POD, PacketFlow::New, passes),
+    ] {
+        let packet = TestPacket {
+            flow,
+            ..packet(source, POD, 8080)
+        };
+        assert_eq!(machine.fates(&packet), [fate].into(), "{packet:?}");
+    }
+}
