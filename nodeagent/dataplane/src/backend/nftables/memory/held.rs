@@ -25,6 +25,9 @@ pub(super) type Loaded = [u128; 4];
 #[derive(Clone, Debug)]
 pub(crate) struct HeldTable {
     pub(super) layout: TableLayout,
+    /// The chains with a hook.
+    pub(super) base: Arc<[Chain]>,
+    /// The other constant chains.
     pub(super) chains: Arc<BTreeMap<Cow<'static, str>, Chain>>,
     sets: BTreeMap<Set, BTreeMap<Loaded, HeldElement>>,
     groups: BTreeMap<AffinityId, Group>,
@@ -53,13 +56,15 @@ impl HeldTable {
                 && (settings.own_mark != 0 || !rule.is_about_ours())
                 && (settings.refuse_loopback || !rule.is_about_loopback())
         };
-        let chains = layout.chains(family).into_iter().map(|mut chain| {
-            chain.rules.retain(has);
-            (chain.name.clone(), chain)
-        });
+        let mut chains = layout.chains(family);
+        chains.iter_mut().for_each(|chain| chain.rules.retain(has));
+        let (base, others): (Vec<_>, Vec<_>) =
+            chains.into_iter().partition(|chain| chain.hook.is_some());
+        let others = others.into_iter().map(|chain| (chain.name.clone(), chain)).collect();
         Self {
             layout,
-            chains: Arc::new(chains.collect()),
+            base: base.into(),
+            chains: Arc::new(others),
             sets: BTreeMap::new(),
             groups: BTreeMap::new(),
             clients: BTreeMap::new(),

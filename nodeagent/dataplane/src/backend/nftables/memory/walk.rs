@@ -193,7 +193,7 @@ impl<'a> PacketWalk<'a> {
         let mut chains: Vec<_> = self
             .tables
             .iter()
-            .flat_map(|table| table.chains.values().map(move |chain| (*table, chain)))
+            .flat_map(|table| table.base.iter().map(move |chain| (*table, chain)))
             .filter_map(|(table, chain)| Some((chain.hook?, table, chain)))
             .filter(|(hook, ..)| hook.point == point && (is_new || hook.chain_type != "nat"))
             .collect();

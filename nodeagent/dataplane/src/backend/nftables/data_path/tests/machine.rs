@@ -5,6 +5,9 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use kplane_model::{LocalPod, PodName, PolicyKey, PolicyName, PolicyObject};
 
+use super::super::super::affinity_id::{AffinityId, Scope};
+use super::super::super::element::{Destination, Key};
+use super::super::super::schema::Balancer;
 use super::*;
 use crate::backend::Backend;
 use crate::backend::nftables::memory::{
@@ -270,6 +273,51 @@ fn a_fault_ends_the_attempt_and_the_next_one_succeeds() {
             passes(&[1], true)
         );
     }
+}
+
+/// A transaction that the kernel refuses leaves nothing behind.
+#[test]
+fn the_kernel_refuses_what_does_not_fit() {
+    let machine = machine();
+    let mut table = machine.start().table(Family::V4, TableSettings::default().into());
+    let element = |set, key, data| Element { set, key, data };
+    let range = |text: &str| element(Set::PodCidrs, Key::Range(text.parse().unwrap()), None);
+    let ip = |octet| element(Set::ClusterIps, Key::Ip([10, 96, 0, octet].into()), None);
+    let missing = Some(Data::Pick(AffinityId::new(&key(1), Scope::Cluster)));
+    let at = Destination {
+        ip: [10, 96, 0, 1].into(),
+        protocol: Protocol::Tcp,
+        port: 80,
+    };
+    let mut commit = |rebuild, delete: &[Element], add: &[Element]| {
+        let (delete, add) = (delete.to_vec(), add.to_vec());
+        let ops = Ops {
+            delete,
+            add,
+            ..Ops::default()
+        };
+        table.commit(rebuild, Guard::None, &[ops]).is_ok()
+    };
+    assert!(!commit(false, &[], &[ip(1)]), "there is no table");
+    assert!(commit(true, &[], &[ip(1), range("10.0.0.0/16")]));
+    let held = elements_in(&machine);
+    assert!(commit(false, &[ip(1)], &[ip(1)]));
+    assert!(
+        !commit(false, &[ip(2)], &[ip(3)]),
+        "there is no such element"
+    );
+    for refused in [
+        ip(1),
+        range("10.0.0.0/8"),
+        range("10.0.0.0/16"),
+        range("10.0.3.0/24"),
+        element(Set::Services, Key::Ip(at.ip), None),
+        element(Set::Sticky(Balancer::Service), Key::Service(at), None),
+        element(Set::Sticky(Balancer::Service), Key::Service(at), missing),
+    ] {
+        assert!(!commit(false, &[], &[ip(4), refused]), "{refused:?}");
+    }
+    assert_eq!(elements_in(&machine), held);
 }
 
 #[test]
