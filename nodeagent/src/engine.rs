@@ -47,9 +47,9 @@ use crate::pulse::Pulse;
 use crate::report::Report;
 use kplane_dataplane::backend::ProxyHandle;
 use kplane_dataplane::backend::{Backend, Description, Inspection, OpenError, Serving};
-use kplane_dataplane::conntrack::ConntrackCounts;
+use kplane_dataplane::conntrack::{AnyFlow, ConntrackCounts};
 use kplane_dataplane::plan::{NodeSettings, Reserved};
-use kplane_dataplane::policy::{Flow, Followed};
+use kplane_dataplane::policy::Followed;
 
 /// Most updates that wait while the engine works. Everything beyond it waits at the control plane,
 /// where newer state replaces older.
@@ -386,7 +386,7 @@ struct Inputs {
     configured: watch::Receiver<NodeSettings>,
     asked: mpsc::Receiver<Question>,
     /// Connections that NetworkPolicies may deny now.
-    flows: mpsc::Receiver<Vec<Flow>>,
+    flows: mpsc::Receiver<Vec<AnyFlow>>,
     followed: watch::Receiver<Followed>,
     /// Records when the thread works and when it waits for an input.
     pulse: Pulse,

@@ -1,19 +1,26 @@
-//! Stale conntrack entries: UDP flows that go on to an endpoint to which their Service no longer sends them
-//! (behaviours F1 to F5).
+//! The sweeper of conntrack entries: one thread ends the flows that a change left behind.
 //!
 //! ```text
-//! commit -> Tracker (what changed) -> Schedule (when to scan) -> Kernel (list, decide, delete)
+//! commit of Services: Tracker (what changed) -----.
+//! commit of policies: addresses that lost something -> Schedule (when to scan) -> Pass (list, decide, delete)
+//!                                                                                   | lots of flows     ^
+//!                                                                                   '-> engine judges --'
 //! ```
 //!
-//! A UDP client that keeps its source port keeps its conntrack entry, and with it the endpoint that was
-//! chosen for its first packet. So after a commit, kplane asks the kernel for the entries that the change may
-//! concern. It deletes the entries that do not lead to a serving endpoint, and the next packet is balanced
-//! anew. Entries of TCP and SCTP stay (F5).
+//! * **Stale UDP flows** (F1 to F5). A UDP client that keeps its source port keeps its conntrack entry, and with it the
+//!   endpoint that was chosen for its first packet. So after a commit, kplane asks the kernel for the entries that the
+//!   change may concern. It deletes the entries that do not lead to a serving endpoint, and the next packet is balanced
+//!   anew. Entries of TCP and SCTP stay (F5).
+//! * **Connections that policies deny** (NP13). Only the engine knows what policies say, so it judges the flows of
+//!   addresses that lost something. A flow of TCP is deleted: the table refuses segments from the midst of a connection.
+//!   All others are marked ([`CUT`](crate::backend::nftables::CUT)), since each datagram of the other side would begin the
+//!   flow anew, the other way round. A mark lasts as long as its flow, and costs no memory; the table takes it back when
+//!   it allows a packet of the side that began.
 //!
-//! **Invariants.** Nothing here runs before the commit, delays it or its report, or makes it fail: listing
-//! and deleting have a thread of their own. A commit that concerns no UDP Service costs no system call. Every
-//! change is scanned for twice: a packet that was in transit during the commit may have created its entry by
-//! the old rules just after the first scan.
+//! **Invariants.** Nothing here runs before the commit, delays it or its report, or makes it fail. A commit that concerns
+//! no UDP Service and takes nothing from an address costs no system call. Every change is scanned for twice: a packet that
+//! was in transit during the commit may have created its entry by the old rules just after the first scan. What fails is
+//! scanned for again.
 
 mod flows;
 mod schedule;
@@ -27,156 +34,171 @@ pub(crate) use flows::{Filter, open};
 pub use totals::{BUCKETS, ConntrackCounts, ConntrackTotals, FailedScans, bucket_bound};
 pub use tracker::{Tracker, Verdict, Work};
 
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::thread::JoinHandle;
+use std::cell::OnceCell;
+use std::collections::HashSet;
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::time::{Duration, Instant};
 
 use kplane_model::Family;
+pub use kplane_netlink::conntrack::AnyFlow;
 use nix::time::{ClockId, clock_gettime};
+use parking_lot::Mutex;
 
-use self::flows::{ConntrackSocket, ExamineError};
+use self::flows::{ConntrackSocket, Pass, SweepError, Swept};
 use self::schedule::{Budget, Job, Schedule};
 use crate::backend::{Change, Failure};
 use crate::chain;
 
-/// A handle to the thread that deletes stale entries. After a drop, the thread finishes its current work and
-/// ends.
-#[derive(Debug)]
-pub struct Cleaner {
-    shared: Arc<Shared>,
-    thread: Option<JoinHandle<()>>,
-}
+/// Time after which a thread without work looks for some.
+const IDLE: Duration = Duration::from_secs(3600);
 
-#[derive(Debug, Default)]
-struct Shared {
-    state: Mutex<State>,
-    wake: Condvar,
-}
+/// The function that gets lots of flows, of one family each, to judge. Denied ones come back by [`Sweeper::cut`].
+pub type Hand = Box<dyn Fn(Vec<AnyFlow>) + Send>;
 
-#[derive(Debug, Default)]
-struct State {
-    families: [FamilyState; 2],
-    budget: Budget,
-    stop: bool,
+/// A handle to the thread, which ends some time after its last handle.
+#[derive(Clone, Debug)]
+pub struct Sweeper {
+    families: Arc<[Mutex<FamilyState>; 2]>,
+    wake: SyncSender<()>,
 }
 
 #[derive(Debug, Default)]
 struct FamilyState {
     tracker: Tracker,
     schedule: Schedule,
-    /// The error of the last scan. An error that lasts is logged once.
+    /// Flows that policies deny, to be cut at once.
+    denied: Vec<AnyFlow>,
+    /// The error of the last pass. An error that lasts is logged once.
     error: Option<String>,
 }
 
-impl Cleaner {
-    /// Starts the thread in the calling thread's network namespace. The thread counts its work in `counts`.
+impl Sweeper {
+    /// Starts the thread in the calling thread's network namespace. The thread counts scans for stale UDP flows in
+    /// `counts`.
     ///
     /// # Errors
     /// The thread could not be started.
-    pub fn start(counts: ConntrackCounts) -> std::io::Result<Self> {
-        let shared = Arc::new(Shared::default());
-        let theirs = shared.clone();
-        let thread = std::thread::Builder::new()
-            .name("conntrack".to_owned())
-            .spawn(move || run(&theirs, &counts))?;
-        Ok(Self {
-            shared,
-            thread: Some(thread),
-        })
+    pub fn start(counts: ConntrackCounts, hand: Hand) -> std::io::Result<Self> {
+        let families = Arc::<[Mutex<FamilyState>; 2]>::default();
+        let (wake, woken) = sync_channel(1);
+        let mut thread = SweeperThread {
+            families: families.clone(),
+            socket: ConntrackSocket::default(),
+            budget: Budget::default(),
+            counts,
+            hand,
+        };
+        let run = move || thread.run(&woken);
+        std::thread::Builder::new().name("conntrack".to_owned()).spawn(run)?;
+        Ok(Self { families, wake })
     }
 
     /// Records that the data path holds a change, except for `failures`. O(changed UDP ServicePorts).
     pub fn committed(&self, change: &Change<'_>, failures: &[Failure]) {
-        let mut state = self.shared.lock();
-        let family = &mut state.families[change.family as usize];
-        let work = family.tracker.commit(change, failures);
-        if !work.is_empty() {
-            family.schedule.add(work);
-            self.shared.wake.notify_one();
-        }
+        self.update(change.family, |family| {
+            let work = family.tracker.commit(change, failures);
+            family.schedule.add(work)
+        });
     }
-}
 
-impl Cleaner {
     /// Has all flows of a family looked at: some may have begun while another program's change was in effect.
     pub fn doubt(&self, family: Family) {
         let work = Work {
             everything: true,
             ..Work::default()
         };
-        self.shared.lock().families[family as usize].schedule.add(work);
-        self.shared.wake.notify_one();
-    }
-}
-
-impl Drop for Cleaner {
-    fn drop(&mut self) {
-        self.shared.lock().stop = true;
-        self.shared.wake.notify_one();
-        if let Some(thread) = self.thread.take() {
-            // A panic of the thread has been printed already.
-            let _ = thread.join();
-        }
-    }
-}
-
-impl Shared {
-    /// Locks the state. The state is consistent after every step, so a panic of another thread does no harm.
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.update(family, |family| family.schedule.add(work));
     }
 
-    /// Waits for the next job. Returns `None` when the thread has to end.
-    fn next(&self) -> Option<(Family, Job)> {
-        let mut state = self.lock();
-        loop {
-            if state.stop {
-                return None;
-            }
-            let now = Instant::now();
-            let next_at = state.budget.next_at(now);
-            for family in Family::ALL.into_iter().filter(|_| next_at <= now) {
-                if let Some(job) = state.families[family as usize].schedule.take(now) {
-                    return Some((family, job));
-                }
-            }
-            let due = state.families.iter().filter_map(|f| f.schedule.due(now));
-            let due = due.min().map(|due| due.max(next_at));
-            state = match due {
-                None => self.wake.wait(state).unwrap_or_else(PoisonError::into_inner),
-                Some(due) => {
-                    let wait = due.saturating_duration_since(now);
-                    let waited = self.wake.wait_timeout(state, wait);
-                    waited.unwrap_or_else(PoisonError::into_inner).0
-                }
-            };
-        }
+    /// Has the flows of these addresses judged.
+    pub fn judge(&self, family: Family, judged: HashSet<IpAddr>) {
+        let work = Work {
+            judged,
+            ..Work::default()
+        };
+        self.update(family, |family| family.schedule.add(work));
     }
-}
 
-fn run(shared: &Shared, counts: &ConntrackCounts) {
-    let mut kernel = ConntrackSocket::default();
-    while let Some((family, job)) = shared.next() {
-        let (started, processor) = (Instant::now(), processor_time());
-        // The lock is taken for one entry at a time, so that a commit never waits for a list.
-        let outcome = kernel.examine(family, job.work(), |flow| {
-            let state = shared.lock();
-            let tracker = &state.families[family as usize].tracker;
-            tracker.verdict(flow, job.work())
+    /// Has flows cut that policies deny.
+    pub fn cut(&self, family: Family, denied: Vec<AnyFlow>) {
+        self.update(family, |family| {
+            family.denied.extend(denied);
+            !family.denied.is_empty()
         });
-        let (took, (deleted, result)) = (started.elapsed(), &outcome);
-        counts.count(
+    }
+
+    /// Changes the state of a family by a function that returns whether the thread has to know.
+    fn update(&self, family: Family, change: impl FnOnce(&mut FamilyState) -> bool) {
+        if change(&mut self.families[family as usize].lock()) {
+            // If a call waits already, it covers this one.
+            let _ = self.wake.try_send(());
+        }
+    }
+}
+
+struct SweeperThread {
+    families: Arc<[Mutex<FamilyState>; 2]>,
+    socket: ConntrackSocket,
+    budget: Budget,
+    counts: ConntrackCounts,
+    hand: Hand,
+}
+
+impl SweeperThread {
+    fn run(&mut self, woken: &Receiver<()>) {
+        loop {
+            let now = Instant::now();
+            let next_at = self.budget.next_at(now);
+            let due = self.families.iter().filter_map(|family| family.lock().due(now, next_at));
+            let wait = due.min().map_or(IDLE, |due| due.saturating_duration_since(now));
+            if woken.recv_timeout(wait) == Err(RecvTimeoutError::Disconnected) {
+                return;
+            }
+            // Both families have a turn, whatever the first one costs.
+            let is_paid = next_at <= Instant::now();
+            Family::ALL.into_iter().for_each(|family| self.sweep(family, is_paid));
+        }
+    }
+
+    /// Does what is due in a family; scans only if they are paid for.
+    fn sweep(&mut self, family: Family, is_paid: bool) {
+        let (started, processor) = (Instant::now(), processor_time());
+        let state = &self.families[family as usize];
+        let job = {
+            let mut state = state.lock();
+            let job = if is_paid { state.schedule.take(started) } else { Job::default() };
+            if job.work.is_empty() && state.denied.is_empty() {
+                return;
+            }
+            job
+        };
+        let pass = Pass {
             family,
-            *deleted,
-            result.as_ref().err().map(|error| chain(error)),
-            took,
-        );
+            work: &job.work,
+            state,
+            hand: &self.hand,
+            own: OnceCell::new(),
+        };
+        let (swept, result) = self.socket.sweep(&pass);
+        let took = started.elapsed();
+        if job.work.seeks_stale() {
+            let error = result.as_ref().err().map(|error| chain(error));
+            self.counts.count(family, swept.deleted, error, took);
+        }
         let spent = processor_time()
             .zip(processor)
             .map_or(took, |(now, then)| now.saturating_sub(then));
-        let mut state = shared.lock();
-        state.budget.spend(Instant::now(), spent);
-        state.families[family as usize].finish(family, job, &outcome, took);
+        let now = Instant::now();
+        self.budget.spend(now, spent);
+        if swept != Swept::default() {
+            tracing::info!(
+                %family, deleted = swept.deleted, cut = swept.cut, ?took,
+                "deleted stale UDP flows and cut denied connections"
+            );
+        }
+        state.lock().finish(family, job, result, now);
     }
 }
 
@@ -187,41 +209,41 @@ fn processor_time() -> Option<Duration> {
 }
 
 impl FamilyState {
-    /// Records the outcome of a scan.
+    /// Returns when there is something to do, if scans are paid for at `next_at`.
+    fn due(&self, now: Instant, next_at: Instant) -> Option<Instant> {
+        if self.denied.is_empty() {
+            self.schedule.due(now).map(|due| due.max(next_at))
+        } else {
+            Some(now)
+        }
+    }
+
+    /// Records the outcome of a pass. After a failure, the flows of all addresses are judged again of which flows were to be
+    /// cut.
     fn finish(
         &mut self,
         family: Family,
-        job: Job,
-        (deleted, result): &(u64, Result<(), ExamineError>),
-        took: Duration,
+        mut job: Job,
+        result: Result<(), SweepError>,
+        now: Instant,
     ) {
-        let now = Instant::now();
-        match result {
-            Ok(()) => {
-                self.error = None;
-                self.schedule.done(job, now);
-                tracing::debug!(%family, deleted, ?took, "scanned for stale UDP flows");
-            }
-            Err(error) => {
-                let wait = self.schedule.failed(job, now);
-                let reason = chain(error);
-                if self.error.as_ref() == Some(&reason) {
-                    tracing::debug!(%family, error = reason, ?wait, "still cannot delete stale UDP \
-                        flows");
-                } else {
-                    tracing::warn!(
-                        %family,
-                        error = reason,
-                        ?wait,
-                        "cannot delete stale UDP flows; trying again with pauses of up to 30 s. \
-                         Clients that keep their source port may still reach removed endpoints"
-                    );
-                }
-                self.error = Some(reason);
-            }
-        }
-        if *deleted > 0 {
-            tracing::info!(%family, deleted, ?took, "deleted stale UDP flows");
+        let Err(error) = result else {
+            self.error = None;
+            self.schedule.done(job, now);
+            return;
+        };
+        let denied = std::mem::take(&mut self.denied);
+        let ends = denied.iter().flat_map(|flow| [flow.source, flow.destination]);
+        job.work.judged.extend(ends);
+        let (wait, reason) = (self.schedule.failed(job, now), chain(&error));
+        if self.error.replace(reason.clone()).as_ref() != Some(&reason) {
+            tracing::warn!(
+                %family,
+                error = reason,
+                ?wait,
+                "cannot sweep conntrack entries; trying again with pauses of up to 30 s. UDP clients that keep their \
+                 source port may still reach removed endpoints, and connections that policies deny may live on"
+            );
         }
     }
 }

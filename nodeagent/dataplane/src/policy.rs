@@ -7,7 +7,6 @@
 mod before;
 mod blocks;
 mod content;
-mod cutter;
 mod deciding;
 mod departed;
 mod elsewhere;
@@ -32,8 +31,6 @@ mod tiers;
 #[cfg(test)]
 mod tests;
 
-use std::collections::HashSet;
-use std::net::IpAddr;
 use std::os::fd::OwnedFd;
 use std::time::Duration;
 
@@ -42,15 +39,13 @@ use kplane_netlink::nflog::GROUP;
 
 use kplane_model::{Cidr, Family, PolicyKey, PolicyObject};
 
-use self::cutter::Cutter;
-pub use self::cutter::{Flow, Hand};
 pub use self::followed::Followed;
 use self::side::{PolicySide, ReadBack};
 use self::suspects::Suspects;
 pub use self::suspects::Tell;
 use crate::backend::nftables::{Cost, PolicyTable, PolicyTables, can_log};
 use crate::backend::{ApplyError, Verification};
-use crate::own_addresses;
+use crate::conntrack::{AnyFlow, Sweeper};
 pub use kplane_netlink::nflog::{Logged, PacketLog};
 
 /// A change of a family's policies, as the engine hands it over.
@@ -142,7 +137,7 @@ pub fn open_log() -> Result<PacketLog, String> {
 pub struct Enforcer {
     tables: PolicyTables,
     sides: [PolicySide; 2],
-    cutter: Option<Cutter>,
+    sweeper: Option<Sweeper>,
     suspects: Suspects,
 }
 
@@ -154,7 +149,7 @@ impl Enforcer {
         Self {
             tables,
             sides: Family::ALL.map(PolicySide::new),
-            cutter: None,
+            sweeper: None,
             suspects: Suspects::default(),
         }
     }
@@ -165,24 +160,17 @@ impl Enforcer {
         self.suspects = Suspects::new(left, tell);
     }
 
-    /// Starts to delete conntrack entries of connections that policies deny (NP13). A thread in the calling thread's network
-    /// namespace hands over lots of flows, of one family each, that [`Enforcer::judge_flows`] has to judge.
-    ///
-    /// # Errors
-    /// The thread cannot be started.
-    pub fn cut_connections(&mut self, hand: Hand) -> std::io::Result<()> {
-        self.cutter = Some(Cutter::start(hand)?);
-        Ok(())
+    /// From now on, connections end that policies deny (NP13): [`Enforcer::judge_flows`] has to judge what the sweeper hands
+    /// over.
+    pub fn cut_connections(&mut self, sweeper: Sweeper) {
+        self.sweeper = Some(sweeper);
     }
 
-    /// Has those of these flows cut that policies deny now.
-    pub fn judge_flows(&mut self, family: Family, flows: Vec<Flow>) {
-        let Some(cutter) = &self.cutter else { return };
-        match own_addresses::<HashSet<IpAddr>>() {
-            Ok(own) => cutter.cut(self.sides[family as usize].denied(flows, &own)),
-            Err(error) => {
-                tracing::warn!(%family, %error, "cannot list the node's own addresses; connections that policies deny live on");
-            }
+    /// Has those of these flows of one family cut that policies deny now.
+    pub fn judge_flows(&self, flows: Vec<AnyFlow>) {
+        let family = flows.first().map(|flow| Family::of(flow.source));
+        if let (Some(sweeper), Some(family)) = (&self.sweeper, family) {
+            sweeper.cut(family, self.sides[family as usize].denied(flows));
         }
     }
 
@@ -249,16 +237,16 @@ impl Enforcer {
             self.sweep(family);
         }
         let lost = self.sides[family as usize].take_lost();
-        if let Some(cutter) = &self.cutter {
-            cutter.scan(family, lost);
+        if let Some(sweeper) = &self.sweeper {
+            sweeper.judge(family, lost);
         }
         Ok(())
     }
 
     /// Has all connections judged that policies judge: some may have begun while another program's change was in effect.
     fn sweep(&self, family: Family) {
-        if let Some(cutter) = &self.cutter {
-            cutter.scan(family, self.sides[family as usize].content.judged());
+        if let Some(sweeper) = &self.sweeper {
+            sweeper.judge(family, self.sides[family as usize].content.judged());
         }
     }
 

@@ -156,10 +156,12 @@ pub fn replied_by(reply: Tuple) -> Request {
     })
 }
 
-/// The UDP entries of a family that the kernel should list. Kernels before 5.8 list all entries for
-/// any selection, so the caller must check each entry of an answer again.
+/// The entries of a family that the kernel should list: those of UDP, if nothing else is said. Kernels before 5.8 list all
+/// entries for any selection, so the caller must check each entry of an answer again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Selection {
+    /// All entries of all protocols.
+    Any,
     /// All entries.
     All,
     /// The entries to this destination, before translation.
@@ -174,6 +176,9 @@ impl Selection {
     /// Returns the request for this selection.
     pub fn request(self, family: Family) -> Request {
         let (kind, flags_kind) = match self {
+            Self::Any => {
+                return Request::new("list conntrack entries", GET, nfproto(family), |_| {});
+            }
             Self::All | Self::To(_) | Self::ToPort(_) => (CTA_TUPLE_ORIG, CTA_FILTER_ORIG_FLAGS),
             Self::RepliesFrom(_) => (CTA_TUPLE_REPLY, CTA_FILTER_REPLY_FLAGS),
         };
@@ -181,7 +186,7 @@ impl Selection {
         // addresses (`ctnetlink_filter_match_tuple` reverses the result of ipv6_addr_cmp()).
         let by_address = family == Family::V4;
         let (address, port) = match self {
-            Self::All => (None, None),
+            Self::Any | Self::All => (None, None),
             Self::ToPort(port) => (None, Some((CTA_PROTO_DST_PORT, FILTER_DST_PORT, port))),
             Self::To(to) => (
                 by_address.then_some((false, to.ip())),

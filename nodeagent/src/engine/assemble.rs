@@ -6,10 +6,9 @@ use tokio::sync::mpsc;
 use super::Opener;
 use super::core::Core;
 use super::followers::Followers;
-use kplane_dataplane::backend::{Description, OpenError, ProxyHandle};
-use kplane_dataplane::conntrack::{Cleaner, ConntrackCounts};
+use kplane_dataplane::backend::{OpenError, ProxyHandle};
+use kplane_dataplane::conntrack::{AnyFlow, ConntrackCounts, Sweeper};
 use kplane_dataplane::plan::NodeSettings;
-use kplane_dataplane::policy::Flow;
 
 /// Opens the backend, and what works beside it in the thread's network namespace.
 pub(super) fn assemble(
@@ -17,17 +16,23 @@ pub(super) fn assemble(
     settings: NodeSettings,
     followers: Followers,
     counts: ConntrackCounts,
-    hand: mpsc::Sender<Vec<Flow>>,
+    hand: mpsc::Sender<Vec<AnyFlow>>,
 ) -> Result<(Core, ProxyHandle, Runtime), OpenError> {
     let backend = open()?;
     let proxy = backend.proxy.clone();
-    let cleaner = cleaner(backend.description, counts)?;
-    let cuts_denied = backend.cuts_denied;
-    let mut core = Core::new(backend, settings, followers).with_conntrack(cleaner);
-    if cuts_denied {
+    let (leaves_entries, cuts_denied) = (
+        backend.description.leaves_conntrack_entries,
+        backend.cuts_denied,
+    );
+    let mut core = Core::new(backend, settings, followers);
+    if leaves_entries {
         let hand = move |lot| drop(hand.blocking_send(lot));
-        let cut = core.cut_denied(Box::new(hand));
-        cut.map_err(|error| cannot_start(&error.to_string()))?;
+        let sweeper = Sweeper::start(counts, Box::new(hand))
+            .map_err(|error| cannot_start(&error.to_string()))?;
+        if cuts_denied {
+            core.cut_denied(sweeper.clone());
+        }
+        core.delete_stale(sweeper);
     }
     Ok((core, proxy, runtime()?))
 }
@@ -37,15 +42,6 @@ pub(super) fn cannot_start(reason: &str) -> OpenError {
         backend: "engine",
         reason: format!("cannot start: {reason}"),
     }
-}
-
-/// Starts the cleaner of conntrack entries that this backend makes stale, in the backend's namespace.
-fn cleaner(backend: &Description, counts: ConntrackCounts) -> Result<Option<Cleaner>, OpenError> {
-    if !backend.leaves_conntrack_entries {
-        return Ok(None);
-    }
-    let cleaner = Cleaner::start(counts);
-    cleaner.map(Some).map_err(|error| cannot_start(&error.to_string()))
 }
 
 /// Builds a runtime for the timers of the engine's thread and the kernel's notifications.

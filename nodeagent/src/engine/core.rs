@@ -22,7 +22,7 @@ use crate::report::{Failure, NodeState, Report, Sync, micros, time};
 use kplane_dataplane::backend::{
     Applied, Backend, Description, Inspection, Notifications, Serving,
 };
-use kplane_dataplane::conntrack::Cleaner;
+use kplane_dataplane::conntrack::Sweeper;
 use kplane_dataplane::plan::NodeSettings;
 use kplane_dataplane::policy::Enforcer;
 
@@ -62,7 +62,7 @@ pub(super) struct Core {
     /// The kernel's reports of changes by other programs.
     notifications: Option<Box<dyn Notifications>>,
     /// Deletes the conntrack entries that the backend's changes make stale.
-    conntrack: Option<Cleaner>,
+    conntrack: Option<Sweeper>,
     settings: NodeSettings,
     followers: Followers,
     families: [Pipeline; 2],
@@ -104,10 +104,9 @@ impl Core {
         }
     }
 
-    /// Sets the cleaner that deletes stale conntrack entries.
-    pub(super) fn with_conntrack(mut self, cleaner: Option<Cleaner>) -> Self {
-        self.conntrack = cleaner;
-        self
+    /// From now on, conntrack entries are deleted that become stale.
+    pub(super) fn delete_stale(&mut self, sweeper: Sweeper) {
+        self.conntrack = Some(sweeper);
     }
 
     /// Loads what an earlier process served. Called before the first update.

@@ -16,14 +16,14 @@ use crate::report::{Failure, FamilyReport};
 use kplane_dataplane::backend::{
     Applied, Change, Inspection, RuleCounts, ServerCounts, Side, Verification,
 };
-use kplane_dataplane::conntrack::Cleaner;
+use kplane_dataplane::conntrack::Sweeper;
 use kplane_dataplane::plan::{NodePlan, NodeSettings};
 
 /// The state that a pipeline borrows for one step.
 pub(super) struct Context<'a> {
     pub(super) desired: &'a Desired,
     pub(super) settings: &'a NodeSettings,
-    pub(super) conntrack: Option<&'a Cleaner>,
+    pub(super) conntrack: Option<&'a Sweeper>,
     pub(super) followers: &'a mut Followers,
 }
 
@@ -222,7 +222,7 @@ impl Pipeline {
     }
 
     /// Repairs another program's change, or reads the kernel back.
-    pub(super) fn read_back(&mut self, task: Task, conntrack: Option<&Cleaner>, now: Now) {
+    pub(super) fn read_back(&mut self, task: Task, conntrack: Option<&Sweeper>, now: Now) {
         let outcome = match task {
             Task::Repair => self.side.repair(),
             _ => self.side.verify(),
@@ -234,13 +234,13 @@ impl Pipeline {
         self.state.read_back(task, outcome, interval, now);
     }
 
-    fn repaired(&mut self, what: String, conntrack: Option<&Cleaner>, now: Now) {
+    fn repaired(&mut self, what: String, conntrack: Option<&Sweeper>, now: Now) {
         self.doubt_flows(conntrack);
         self.state.repaired(what, now);
     }
 
     /// Has flows looked at that may have begun while another program's change was in effect.
-    fn doubt_flows(&self, conntrack: Option<&Cleaner>) {
+    fn doubt_flows(&self, conntrack: Option<&Sweeper>) {
         if let Some(conntrack) = conntrack {
             conntrack.doubt(self.state.family);
         }

@@ -11,8 +11,9 @@ use super::now::Now;
 use super::reconciler::{Reconciler, Rules, Task};
 use crate::desired::{Desired, Dirty, Position};
 use crate::report::{Failure, Subject};
+use kplane_dataplane::conntrack::{AnyFlow, Sweeper};
 use kplane_dataplane::policy::{
-    Enforcer, Flow, Followed, Hand, PolicyApplied, PolicyChange, PolicyCounts, Tell,
+    Enforcer, Followed, PolicyApplied, PolicyChange, PolicyCounts, Tell,
 };
 
 /// The failure of a node in a userspace mode.
@@ -80,16 +81,14 @@ impl Policies {
         self.enforcer.remember_deaths(left, tell);
     }
 
-    /// Starts the thread that deletes conntrack entries of connections that policies deny.
-    pub(super) fn cut_denied(&mut self, hand: Hand) -> std::io::Result<()> {
-        self.enforcer.cut_connections(hand)
+    /// From now on, connections end that policies deny.
+    pub(super) fn cut_denied(&mut self, sweeper: Sweeper) {
+        self.enforcer.cut_connections(sweeper);
     }
 
     /// Has those of these connections cut that policies deny now.
-    pub(super) fn judge(&mut self, flows: Vec<Flow>) {
-        if let Some(family) = flows.first().map(Flow::family) {
-            self.enforcer.judge_flows(family, flows);
-        }
+    pub(super) fn judge(&self, flows: Vec<AnyFlow>) {
+        self.enforcer.judge_flows(flows);
     }
 
     /// Sets the Pods whose denied packets the kernel logs from the next [`Policies::sync`] on.

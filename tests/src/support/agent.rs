@@ -7,7 +7,7 @@ use kplane_dataplane::backend::Proxy;
 use kplane_dataplane::backend::Verification;
 use kplane_dataplane::backend::ipvs::{self, OperationBudget};
 use kplane_dataplane::backend::{Applied, Backend, Change, Failure, Kind, Settings};
-use kplane_dataplane::conntrack::{Cleaner, ConntrackCounts};
+use kplane_dataplane::conntrack::{ConntrackCounts, Sweeper};
 use kplane_dataplane::leftovers;
 use kplane_dataplane::plan::{NodePlan, NodeSettings, ServicePlan};
 use kplane_model::{Family, NodeFacts, ServiceKey};
@@ -26,7 +26,7 @@ pub struct Agent {
     kind: Kind,
     backend: Backend,
     /// Deletes stale conntrack entries, if asked to.
-    pub conntrack: Option<Cleaner>,
+    pub conntrack: Option<Sweeper>,
     /// What [`Agent::conntrack`] has done.
     pub conntrack_counts: ConntrackCounts,
 }
@@ -94,7 +94,7 @@ impl Agent {
     pub fn clean_conntrack(&mut self) -> Result<()> {
         self.conntrack_counts = ConntrackCounts::default();
         let counts = self.conntrack_counts.clone();
-        self.conntrack = Some(self.ns.run(|| Ok(Cleaner::start(counts)?))?);
+        self.conntrack = Some(self.ns.run(|| Ok(Sweeper::start(counts, Box::new(drop))?))?);
         Ok(())
     }
 

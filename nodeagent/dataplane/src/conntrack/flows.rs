@@ -1,15 +1,17 @@
-//! Listing and deleting flows in the kernel.
+//! Listing, deleting and marking flows in the kernel.
 
 use std::cell::OnceCell;
 use std::collections::HashSet;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 
-use kplane_model::Family;
+use kplane_model::{Family, Protocol};
+use parking_lot::Mutex;
 
-use super::{Verdict, Work};
+use super::{FamilyState, Hand, Verdict, Work};
+use crate::backend::nftables::CUT;
 use crate::own_addresses;
 use crate::plan::FrontendAddr;
-use kplane_netlink::conntrack::{Flow, Selection, probe_filter, probe_reply_filter};
+use kplane_netlink::conntrack::{AnyFlow, Flow, Selection, probe_filter, probe_reply_filter};
 use kplane_netlink::{Errno, NetlinkError, NfSocket, Request};
 
 /// Most separate questions to the kernel, if the size of its table is not known.
@@ -26,17 +28,17 @@ const LISTED_NS: usize = 1_500;
 const SETTINGS: &str = "/proc/sys/net/netfilter";
 
 /// Most flows that are stored for deletion at once, some 150 bytes each.
-const MAX_STALE: usize = 1 << 16;
+const MAX_HELD: usize = 1 << 16;
 
-/// Most requests that are encoded at once, some 100 bytes each.
-const REQUESTS: usize = 1024;
+/// Most flows that are handed over, or requests that are encoded, at once.
+const LOT: usize = 4096;
 
 /// Most rounds of listing and deleting; together they clear a table of four million entries.
 const MAX_ROUNDS: usize = 64;
 
 /// The reason why a scan failed. All scans are repeated after a failure.
 #[derive(Debug, thiserror::Error)]
-pub(super) enum ExamineError {
+pub(super) enum SweepError {
     /// The exchange with the kernel failed.
     #[error(
         "conntrack: {0} (deleting flows needs CAP_NET_ADMIN and the module nf_conntrack_netlink)"
@@ -45,8 +47,8 @@ pub(super) enum ExamineError {
     /// The node's own addresses, which node ports need, could not be listed.
     #[error("cannot list the node's own addresses: {0}")]
     Addresses(Errno),
-    /// There are still more stale flows.
-    #[error("stale flows appear faster than the agent can delete them")]
+    /// There are still more flows to end.
+    #[error("flows appear faster than the agent can end them")]
     NoEnd,
 }
 
@@ -91,103 +93,176 @@ impl Size {
     }
 }
 
-/// A socket, opened when needed, in the network namespace of the thread that works with it.
-#[derive(Debug, Default)]
-pub(super) struct ConntrackSocket {
-    open: Option<(NfSocket, Filter)>,
+/// What a pass did.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Swept {
+    /// Number of deleted stale UDP flows.
+    pub(super) deleted: u64,
+    /// Number of flows that were cut because policies deny them.
+    pub(super) cut: u64,
 }
 
+/// A socket, opened when needed, in the network namespace of the thread that works with it.
+#[derive(Debug, Default)]
+pub(super) struct ConntrackSocket(Option<(NfSocket, Filter)>);
+
 impl ConntrackSocket {
-    /// Scans flows and deletes the stale ones. Returns the number of deleted flows, also on failure.
-    pub(super) fn examine(
-        &mut self,
-        family: Family,
-        work: &Work,
-        verdict: impl Fn(&Flow) -> Verdict,
-    ) -> (u64, Result<(), ExamineError>) {
-        let mut deleted = 0;
-        let result = self.try_examine(family, work, verdict, &mut deleted);
+    /// Cuts denied flows, scans for others, and deletes stale ones. Returns what was done, also on failure.
+    pub(super) fn sweep(&mut self, pass: &Pass<'_>) -> (Swept, Result<(), SweepError>) {
+        let mut swept = Swept::default();
+        let result = self.try_sweep(pass, &mut swept);
         if result.is_err() {
             // The socket may still hold answers. A new socket also finds out again what the kernel can filter
             // by.
-            self.open = None;
+            self.0 = None;
         }
-        (deleted, result)
+        (swept, result)
     }
 
-    fn try_examine(
-        &mut self,
-        family: Family,
-        work: &Work,
-        verdict: impl Fn(&Flow) -> Verdict,
-        deleted: &mut u64,
-    ) -> Result<(), ExamineError> {
-        let (socket, filter) = match &mut self.open {
+    fn try_sweep(&mut self, pass: &Pass<'_>, swept: &mut Swept) -> Result<(), SweepError> {
+        let (socket, filter) = match &mut self.0 {
             Some(open) => open,
             closed => closed.insert(open()?),
         };
-        let own = OnceCell::new();
-        let is_local = |ip| match own.get_or_init(own_addresses::<HashSet<_>>) {
-            Ok(own) => own.contains(&ip),
-            Err(_) => false,
-        };
-        let is_stale = |flow: &Flow| match verdict(flow) {
-            Verdict::Keep => false,
-            Verdict::Stale => true,
-            Verdict::StaleIfLocal => is_local(flow.original.destination.ip()),
-        };
-        for selection in selections(work, *filter, Size::read()) {
-            clear(socket, family, selection, deleted, is_stale)?;
+        pass.cut(socket, swept)?;
+        for selection in selections(pass.work, *filter, Size::read()) {
+            pass.clear(socket, selection, swept)?;
         }
-        match own.into_inner() {
-            Some(Err(errno)) => Err(ExamineError::Addresses(errno)),
+        match pass.own.get() {
+            Some(Err(errno)) => Err(SweepError::Addresses(*errno)),
             Some(Ok(_)) | None => Ok(()),
         }
     }
 }
 
-/// Lists and deletes until a list had no more stale flows than can be stored.
-fn clear(
-    socket: &mut NfSocket,
-    family: Family,
-    selection: Selection,
-    deleted: &mut u64,
-    is_stale: impl Fn(&Flow) -> bool,
-) -> Result<(), ExamineError> {
-    for _ in 0..MAX_ROUNDS {
-        let (mut stale, mut more) = (Vec::new(), false);
-        let listed = socket.dump_each(selection.request(family), |message| {
-            if let Some(flow) = Flow::parse(message).filter(&is_stale) {
-                match stale.len() {
-                    ..MAX_STALE => stale.push(flow),
-                    _ => more = true,
-                }
-            }
-        });
-        // These flows are stale, whatever happened to the rest of the list.
-        for lot in stale.chunks(REQUESTS) {
-            let requests: Vec<_> = lot.iter().map(Flow::delete).collect();
-            let missing = socket.request_all(&requests)?;
-            *deleted += (lot.len() - missing) as u64;
-        }
-        listed?;
-        if !more {
-            return Ok(());
-        }
-    }
-    Err(ExamineError::NoEnd)
+/// One pass over the flows of a family. Its state is locked for one entry at a time, so that a commit never waits for a
+/// list.
+pub(super) struct Pass<'a> {
+    pub(super) family: Family,
+    pub(super) work: &'a Work,
+    pub(super) state: &'a Mutex<FamilyState>,
+    pub(super) hand: &'a Hand,
+    /// The node's own addresses, once they are needed.
+    pub(super) own: OnceCell<Result<HashSet<IpAddr>, Errno>>,
 }
 
-/// Returns the selections for which to ask the kernel.
+impl Pass<'_> {
+    /// Returns whether an address is the node's own; `None` if that is not known.
+    fn is_own(&self, ip: IpAddr) -> Option<bool> {
+        let own = self.own.get_or_init(own_addresses);
+        own.as_ref().ok().map(|own| own.contains(&ip))
+    }
+
+    fn is_stale(&self, flow: &Flow) -> bool {
+        let verdict = self.state.lock().tracker.verdict(flow, self.work);
+        match verdict {
+            Verdict::Keep => false,
+            Verdict::Stale => true,
+            Verdict::StaleIfLocal => self.is_own(flow.original.destination.ip()) == Some(true),
+        }
+    }
+
+    /// Returns whether policies are to judge a flow. From and to the node itself everything is allowed (NP11).
+    fn is_judged(&self, flow: &AnyFlow) -> bool {
+        let ends = [flow.source, flow.destination];
+        flow.mark != CUT
+            && ends.iter().any(|ip| self.work.judged.contains(ip))
+            && ends.iter().all(|ip| self.is_own(*ip) == Some(false))
+    }
+
+    /// Hands flows over. Returns whether they have to be listed again, because too many others are to be cut first.
+    fn hand_over(&self, flows: Vec<AnyFlow>) -> bool {
+        let is_full = self.state.lock().denied.len() >= MAX_HELD;
+        if !is_full && !flows.is_empty() {
+            (self.hand)(flows);
+        }
+        is_full
+    }
+
+    /// Cuts the flows that were found to be denied up to now.
+    fn cut(&self, socket: &mut NfSocket, swept: &mut Swept) -> Result<(), NetlinkError> {
+        let denied = std::mem::take(&mut self.state.lock().denied);
+        let sent = send(socket, &denied, cut, &mut swept.cut);
+        if sent.is_err() {
+            self.state.lock().denied.extend(denied);
+        }
+        sent
+    }
+
+    /// Lists and deletes until a list had no more flows than can be stored.
+    fn clear(
+        &self,
+        socket: &mut NfSocket,
+        selection: Selection,
+        swept: &mut Swept,
+    ) -> Result<(), SweepError> {
+        let (seeks_stale, judges) = (self.work.seeks_stale(), !self.work.judged.is_empty());
+        for _ in 0..MAX_ROUNDS {
+            let (mut stale, mut lot, mut more) = (Vec::new(), Vec::new(), false);
+            let listed = socket.dump_each(selection.request(self.family), |message| {
+                if seeks_stale
+                    && let Some(flow) = Flow::parse(message).filter(|flow| self.is_stale(flow))
+                {
+                    match stale.len() {
+                        ..MAX_HELD => stale.push(flow),
+                        _ => more = true,
+                    }
+                } else if judges
+                    && let Some(flow) = AnyFlow::parse(message).filter(|flow| self.is_judged(flow))
+                {
+                    lot.push(flow);
+                    if lot.len() == LOT {
+                        more |= self.hand_over(std::mem::take(&mut lot));
+                    }
+                }
+            });
+            more |= self.hand_over(lot);
+            // These flows are stale, whatever happened to the rest of the list.
+            send(socket, &stale, Flow::delete, &mut swept.deleted)?;
+            self.cut(socket, swept)?;
+            listed?;
+            if !more {
+                return Ok(());
+            }
+        }
+        Err(SweepError::NoEnd)
+    }
+}
+
+/// Returns the request that cuts a flow.
+fn cut(flow: &AnyFlow) -> Request {
+    match flow.port {
+        Some((Protocol::Tcp, _)) => flow.delete(),
+        _ => flow.set_mark(CUT),
+    }
+}
+
+/// Sends a request for each flow, and counts those whose flow still existed.
+fn send<T>(
+    socket: &mut NfSocket,
+    flows: &[T],
+    request: impl Fn(&T) -> Request,
+    count: &mut u64,
+) -> Result<(), NetlinkError> {
+    for lot in flows.chunks(LOT) {
+        let requests: Vec<_> = lot.iter().map(&request).collect();
+        *count += (lot.len() - socket.request_all(&requests)?) as u64;
+    }
+    Ok(())
+}
+
+/// Returns the selections for which to ask the kernel. If all flows are listed for policies, that list also shows all
+/// UDP flows.
 pub(super) fn selections(work: &Work, filter: Filter, size: Option<Size>) -> Vec<Selection> {
+    let any = (!work.judged.is_empty()).then_some(Selection::Any);
     let questions = work.frontends.len() + work.retired.len();
     let can = match filter {
-        Filter::Nothing => false,
+        Filter::Nothing => questions == 0,
         Filter::Destinations => work.retired.is_empty(),
         Filter::Both => true,
     };
     if work.everything || !can || questions > size.map_or(MAX_QUESTIONS, Size::questions) {
-        return vec![Selection::All];
+        return vec![any.unwrap_or(Selection::All)];
     }
     let frontends = work.frontends.iter().map(|at| match *at {
         FrontendAddr::Address { ip, port, .. } => Selection::To(SocketAddr::new(ip, port)),
@@ -197,7 +272,7 @@ pub(super) fn selections(work: &Work, filter: Filter, size: Option<Size>) -> Vec
         .retired
         .iter()
         .map(|at| Selection::RepliesFrom(SocketAddr::new(at.ip, at.port)));
-    frontends.chain(retired).collect()
+    frontends.chain(retired).chain(any).collect()
 }
 
 /// Opens a socket, and finds out what its kernel can filter by.

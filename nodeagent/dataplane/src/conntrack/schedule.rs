@@ -1,5 +1,5 @@
-//! Schedule of the scans for stale flows: soon after a commit and once again, with pauses after failures; and the
-//! processor time that scans may take. This module is pure; time is an argument.
+//! Schedule of the scans: soon after a commit and once again, with pauses after failures; and the processor time that
+//! scans may take. This module is pure; time is an argument.
 
 use std::time::{Duration, Instant};
 
@@ -47,7 +47,7 @@ impl Budget {
 }
 
 /// The waiting work.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Schedule {
     /// Work that was never scanned for.
     fresh: Work,
@@ -57,41 +57,27 @@ pub(super) struct Schedule {
     later: Work,
     /// Time before which a failed scan is not repeated.
     rest_until: Option<Instant>,
-    backoff: Backoff,
+    /// `None` = the last scan did not fail.
+    backoff: Option<Backoff>,
 }
 
 /// One scan.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Job {
     /// The part of the work that is scanned for the first time.
     fresh: Work,
-    work: Work,
-}
-
-impl Job {
-    pub(super) fn work(&self) -> &Work {
-        &self.work
-    }
-}
-
-impl Default for Schedule {
-    fn default() -> Self {
-        Self {
-            fresh: Work::default(),
-            second: None,
-            later: Work::default(),
-            rest_until: None,
-            backoff: RETRY,
-        }
-    }
+    pub(super) work: Work,
 }
 
 impl Schedule {
-    pub(super) fn add(&mut self, work: Work) {
+    /// Adds work, and returns whether there was any.
+    pub(super) fn add(&mut self, work: Work) -> bool {
+        let is_work = !work.is_empty();
         self.fresh.merge(work);
+        is_work
     }
 
-    /// Returns when [`Schedule::take`] returns a job; the time may be past.
+    /// Returns when [`Schedule::take`] returns work; the time may be past.
     pub(super) fn due(&self, now: Instant) -> Option<Instant> {
         let work = if self.fresh.is_empty() {
             self.second.as_ref().map(|(at, _)| *at)
@@ -101,9 +87,10 @@ impl Schedule {
         work.map(|at| self.rest_until.map_or(at, |rest| rest.max(at)))
     }
 
-    pub(super) fn take(&mut self, now: Instant) -> Option<Job> {
+    /// Takes the work that is due, if any is.
+    pub(super) fn take(&mut self, now: Instant) -> Job {
         if self.rest_until.is_some_and(|until| now < until) {
-            return None;
+            return Job::default();
         }
         self.rest_until = None;
         let fresh = std::mem::take(&mut self.fresh);
@@ -112,11 +99,11 @@ impl Schedule {
             work.merge(second);
             self.begin_second(now);
         }
-        (!work.is_empty()).then_some(Job { fresh, work })
+        Job { fresh, work }
     }
 
     pub(super) fn done(&mut self, job: Job, now: Instant) {
-        self.backoff.reset();
+        self.backoff = None;
         self.later.merge(job.fresh);
         if self.second.is_none() {
             self.begin_second(now);
@@ -125,7 +112,7 @@ impl Schedule {
 
     /// Records a failed job. Returns the time after which the job is repeated.
     pub(super) fn failed(&mut self, job: Job, now: Instant) -> Duration {
-        let wait = self.backoff.half_jitter();
+        let wait = self.backoff.get_or_insert(RETRY).half_jitter();
         self.rest_until = Some(now + wait);
         self.fresh.merge(job.work);
         wait

@@ -1,4 +1,4 @@
-//! Tests of the scans after a commit, of the decision about stale flows, and of the schedule.
+//! Tests of the scans after a commit, of the decision about stale flows, of the schedule, and of failures.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -7,6 +7,7 @@ use kplane_model::{EndpointAddr, Family, KeyParts, Protocol, ServiceKey, Service
 use super::flows::{Filter, MAX_QUESTIONS, Size, selections};
 use super::*;
 use crate::plan::{Frontend, FrontendAddr, NodePlan, Origin, ServicePlan};
+use kplane_netlink::Messages;
 use kplane_netlink::conntrack::{Flow, IPS_DST_NAT, Selection, Tuple};
 
 const CLUSTER_IP: &str = "10.96.0.1:53";
@@ -130,9 +131,9 @@ impl Case {
 
 fn work(frontends: &[FrontendAddr], retired: &[u8]) -> Work {
     Work {
-        everything: false,
         frontends: frontends.iter().copied().collect(),
         retired: retired.iter().map(|octet| endpoint(*octet)).collect(),
+        ..Work::default()
     }
 }
 
@@ -304,35 +305,25 @@ fn zones_of_switches_are_left_alone() {
 
 #[test]
 fn few_questions_are_asked_one_by_one_and_many_at_once() {
-    let frontends = work(&[address(CLUSTER_IP)], &[]);
-    let retired = work(&[], &[1]);
+    let most = u8::try_from(MAX_QUESTIONS).unwrap();
+    let asked = |frontends: &[FrontendAddr], retired, filter| {
+        let retired: Vec<u8> = (1..=retired).collect();
+        selections(&work(frontends, &retired), filter, None)
+    };
     let to = Selection::To(CLUSTER_IP.parse().unwrap());
     let from = Selection::RepliesFrom("10.244.1.1:5353".parse().unwrap());
-    assert_eq!(selections(&frontends, Filter::Both, None), [to]);
-    assert_eq!(selections(&frontends, Filter::Destinations, None), [to]);
-    assert_eq!(
-        selections(&frontends, Filter::Nothing, None),
-        [Selection::All]
-    );
-    assert_eq!(selections(&retired, Filter::Both, None), [from]);
-    assert_eq!(
-        selections(&retired, Filter::Destinations, None),
-        [Selection::All]
-    );
-    let node_port = work(&[NODE_PORT], &[]);
-    assert_eq!(
-        selections(&node_port, Filter::Both, None),
-        [Selection::ToPort(30053)]
-    );
-    let many: Vec<u8> = (0..=MAX_QUESTIONS).map(|n| u8::try_from(n).unwrap()).collect();
-    assert_eq!(
-        selections(&work(&[], &many), Filter::Both, None),
-        [Selection::All]
-    );
-    assert_eq!(
-        selections(&work(&[], &many[1..]), Filter::Both, None).len(),
-        MAX_QUESTIONS
-    );
+    for (frontends, retired, filter, expected) in [
+        (&[address(CLUSTER_IP)][..], 0, Filter::Both, to),
+        (&[address(CLUSTER_IP)], 0, Filter::Destinations, to),
+        (&[address(CLUSTER_IP)], 0, Filter::Nothing, Selection::All),
+        (&[], 1, Filter::Both, from),
+        (&[], 1, Filter::Destinations, Selection::All),
+        (&[NODE_PORT], 0, Filter::Both, Selection::ToPort(30053)),
+        (&[], most + 1, Filter::Both, Selection::All),
+    ] {
+        assert_eq!(asked(frontends, retired, filter), [expected]);
+    }
+    assert_eq!(asked(&[], most, Filter::Both).len(), MAX_QUESTIONS);
 }
 
 /// A scan costs what the kernel walks and what it hands over: two walks of an empty table cost twice the time.
@@ -352,6 +343,28 @@ fn f1_questions_are_as_many_as_cost_less_than_one_list() {
     assert_eq!(asked(50, 250_000), [Selection::All]);
 }
 
+/// The list of all flows, which policies need, shows the flows of Services too; few of these are asked for first.
+#[test]
+fn np13_one_list_serves_services_and_policies() {
+    let lists = |everything, retired: &[u8], filter| {
+        let work = Work {
+            everything,
+            judged: [endpoint(9).ip].into(),
+            ..work(&[], retired)
+        };
+        let selections = selections(&work, filter, None);
+        assert_eq!(selections.last(), Some(&Selection::Any));
+        selections.len()
+    };
+    for (filter, most) in [(Filter::Both, 2), (Filter::Nothing, 1)] {
+        assert_eq!(
+            (lists(false, &[], filter), lists(true, &[], filter)),
+            (1, 1)
+        );
+        assert_eq!(lists(false, &[1], filter), most);
+    }
+}
+
 mod schedule {
     use super::super::schedule::{Budget, Schedule};
     use super::*;
@@ -363,11 +376,11 @@ mod schedule {
     }
 
     /// Takes the work that is due, and finishes it.
-    fn look(schedule: &mut Schedule, now: Instant) -> Option<Work> {
-        let job = schedule.take(now)?;
-        let work = job.work().clone();
+    fn look(schedule: &mut Schedule, now: Instant) -> Work {
+        let job = schedule.take(now);
+        let work = job.work.clone();
         schedule.done(job, now);
-        Some(work)
+        work
     }
 
     #[test]
@@ -376,15 +389,15 @@ mod schedule {
         let start = Instant::now();
         assert_eq!(schedule.due(start), None);
         schedule.add(retired(1));
-        assert_eq!(look(&mut schedule, start), Some(retired(1)));
+        assert_eq!(look(&mut schedule, start), retired(1));
         let second = schedule.due(start).unwrap();
         assert!(second >= start + 500 * MS && second <= start + 2_000 * MS);
-        assert_eq!(look(&mut schedule, second - MS), None);
-        assert_eq!(look(&mut schedule, second), Some(retired(1)));
+        assert!(look(&mut schedule, second - MS).is_empty());
+        assert_eq!(look(&mut schedule, second), retired(1));
         assert_eq!(schedule.due(second), None);
     }
 
-    /// Changes that go on and on neither delay the second scan nor bring it forward.
+    /// Changes that go on and on neither delay the second scan nor bring it forward, for Services and for policies.
     #[test]
     fn second_looks_keep_their_distance_under_load() {
         let mut schedule = Schedule::default();
@@ -394,11 +407,15 @@ mod schedule {
         for step in 0_u32..300 {
             let now = start + step * 20 * MS;
             if let Some(octet) = u8::try_from(step).ok().filter(|n| *n < 200) {
-                schedule.add(retired(octet));
+                schedule.add(Work {
+                    judged: [endpoint(octet).ip].into(),
+                    ..retired(octet)
+                });
             }
-            let looked = look(&mut schedule, now).into_iter().flat_map(|work| work.retired);
-            for at in looked {
+            let looked = look(&mut schedule, now);
+            for at in looked.retired {
                 let IpAddr::V4(ip) = at.ip else { continue };
+                assert!(looked.judged.contains(&at.ip));
                 let n = usize::from(ip.octets()[3]);
                 let slot = if first[n].is_none() { &mut first[n] } else { &mut second[n] };
                 assert!(slot.replace(now).is_none(), "{n} looked at three times");
@@ -469,15 +486,15 @@ mod schedule {
         let mut longest = Duration::ZERO;
         schedule.add(retired(1));
         for _ in 0..20 {
-            let job = schedule.take(now).unwrap();
+            let job = schedule.take(now);
             let wait = schedule.failed(job, now);
             longest = longest.max(wait);
             schedule.add(retired(2));
-            assert!(schedule.take(now + wait - MS).is_none());
+            assert!(schedule.take(now + wait - MS).work.is_empty());
             now = schedule.due(now).unwrap();
         }
         assert!(longest > Duration::from_secs(10) && longest <= Duration::from_secs(30));
-        assert_eq!(look(&mut schedule, now), Some(work(&[], &[1, 2])));
+        assert_eq!(look(&mut schedule, now), work(&[], &[1, 2]));
         assert!(schedule.due(now).is_some(), "the second look");
     }
 }
@@ -518,11 +535,38 @@ fn durations_fall_into_kube_proxys_buckets() {
     assert_eq!((&*problem.reason, problem.times), ("two", 2));
 }
 
-/// The thread ends with its handle. Without privilege or work, it asks the kernel nothing.
+/// A failure loses nothing: what was due is due again, and flows that were to be cut are judged again.
 #[test]
-fn the_thread_ends_with_its_handle() {
-    let counts = ConntrackCounts::default();
-    let cleaner = Cleaner::start(counts.clone()).unwrap();
+fn np13_a_pass_that_fails_is_repeated() {
+    let (mut state, now) = (FamilyState::default(), Instant::now());
+    let mut due = Work {
+        judged: [endpoint(1).ip].into(),
+        ..work(&[address(CLUSTER_IP)], &[1])
+    };
+    state.schedule.add(due.clone());
+    let job = state.schedule.take(now);
+    let icmp = [
+        68, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 2, 0, 0, 0, // an entry of IPv4
+        24, 0, 1, 0, 20, 0, 1, 0, 8, 0, 1, 0, 10, 244, 1, 2, 8, 0, 2, 0, 10, 244, 1,
+        3, // from, to
+        24, 0, 2, 0, 20, 0, 1, 0, 8, 0, 1, 0, 10, 244, 1, 3, 8, 0, 2, 0, 10, 244, 1,
+        2, // replies
+    ];
+    state.denied.extend(AnyFlow::parse(Messages(&icmp).next().unwrap()));
+    assert_eq!(state.due(now, now + IDLE), Some(now), "cuts do not wait");
+    state.finish(Family::V4, job, Err(SweepError::NoEnd), now);
+    let retry = state.due(now, now).unwrap();
+    assert!(state.denied.is_empty() && retry > now);
+    due.judged.extend([2, 3].map(|octet| endpoint(octet).ip));
+    assert_eq!(state.schedule.take(retry).work, due);
+}
+
+/// The thread ends with its handles. Without privilege or work, it asks the kernel nothing.
+#[test]
+fn the_thread_ends_with_its_handles() {
+    let (counts, (held, ended)) = (ConntrackCounts::default(), std::sync::mpsc::channel());
+    let hand = Box::new(move |flows| held.send(flows).unwrap());
+    let sweeper = Sweeper::start(counts.clone(), hand).unwrap();
     let node = NodePlan::default();
     let change = Change {
         family: Family::V6,
@@ -530,6 +574,9 @@ fn the_thread_ends_with_its_handle() {
         services: &[],
         complete: true,
     };
-    cleaner.committed(&change, &[]);
+    sweeper.clone().committed(&change, &[]);
+    sweeper.judge(Family::V6, HashSet::new());
+    drop(sweeper);
+    assert!(ended.recv().is_err());
     assert_eq!(counts.totals(), <[ConntrackTotals; 2]>::default());
 }

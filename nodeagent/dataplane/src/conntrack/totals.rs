@@ -42,7 +42,7 @@ pub struct FailedScans {
     pub times: u64,
 }
 
-/// A handle to the counts of both families, which a [`Cleaner`](super::Cleaner) updates after every scan.
+/// A handle to the counts of both families, which a [`Sweeper`](super::Sweeper) updates after every scan.
 #[derive(Clone, Debug, Default)]
 pub struct ConntrackCounts(Arc<Mutex<[ConntrackTotals; 2]>>);
 

@@ -61,18 +61,25 @@ pub enum Verdict {
 /// The flows to scan, and facts about them that the tracker has forgotten since.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Work {
-    /// Whether to scan all UDP flows.
+    /// Whether to scan all UDP flows for stale ones.
     pub everything: bool,
     /// Places that are new, that belong to another ServicePort, or that are gone.
     pub frontends: HashSet<FrontendAddr>,
     /// Endpoints that no longer serve a ServicePort.
     pub retired: HashSet<EndpointAddr>,
+    /// Addresses that may do less by policies than before: the engine judges their flows.
+    pub judged: HashSet<IpAddr>,
 }
 
 impl Work {
     /// Returns whether there is nothing to scan.
     pub fn is_empty(&self) -> bool {
-        !self.everything && self.frontends.is_empty() && self.retired.is_empty()
+        !self.seeks_stale() && self.judged.is_empty()
+    }
+
+    /// Returns whether to scan for stale UDP flows.
+    pub(super) fn seeks_stale(&self) -> bool {
+        self.everything || !self.frontends.is_empty() || !self.retired.is_empty()
     }
 
     /// Adds other work to this work.
@@ -80,6 +87,7 @@ impl Work {
         self.everything |= other.everything;
         self.frontends.extend(other.frontends);
         self.retired.extend(other.retired);
+        self.judged.extend(other.judged);
         self.bound();
     }
 

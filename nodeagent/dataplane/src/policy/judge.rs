@@ -6,6 +6,7 @@ use kplane_model::{Direction, Protocol, Tier, TierAction};
 
 use super::content::Content;
 use crate::backend::nftables::{Key, PolicySet};
+use crate::conntrack::AnyFlow;
 
 /// A packet as it is forwarded: behind destination NAT, before source NAT.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -15,6 +16,16 @@ pub(super) struct Packet {
     /// The protocol and the destination's port; `None` = a protocol without ports, of which only rules for all ports
     /// speak.
     pub(super) port: Option<(Protocol, u16)>,
+}
+
+impl From<&AnyFlow> for Packet {
+    fn from(flow: &AnyFlow) -> Self {
+        Self {
+            source: flow.source,
+            destination: flow.destination,
+            port: flow.port,
+        }
+    }
 }
 
 impl Content {

@@ -8,7 +8,6 @@ use kplane_model::{Direction, Family};
 
 use super::before::Before;
 use super::content::Content;
-use super::cutter::Flow;
 use super::departed::Departed;
 use super::held::ElementChange;
 use super::numbers::highest;
@@ -19,6 +18,7 @@ use crate::backend::nftables::{
     Cost, FoundPolicies, Key, Ops, PolicySet, PolicyTable, PolicyTables,
 };
 use crate::backend::{ApplyError, Verification};
+use crate::conntrack::AnyFlow;
 
 /// What is known of the kernel's table.
 #[derive(Debug)]
@@ -231,17 +231,10 @@ impl PolicySide {
         looked
     }
 
-    /// Returns those flows that policies deny. From and to the node itself everything is allowed (NP11).
-    pub(super) fn denied(&self, flows: Vec<Flow>, own: &HashSet<IpAddr>) -> Vec<Flow> {
-        if !self.has_table() {
-            return Vec::new();
-        }
-        let is_denied = |flow: &Flow| {
-            let packet = flow.packet();
-            let is_own = own.contains(&packet.source) || own.contains(&packet.destination);
-            !is_own && !self.content.allows(&packet)
-        };
-        flows.into_iter().filter(is_denied).collect()
+    /// Returns those flows that policies deny.
+    pub(super) fn denied(&self, mut flows: Vec<AnyFlow>) -> Vec<AnyFlow> {
+        flows.retain(|flow| self.has_table() && !self.content.allows(&flow.into()));
+        flows
     }
 }
 

@@ -6,7 +6,7 @@ use kplane_model::{Family, Protocol};
 
 use super::{
     CTA_ID, CTA_MARK, CTA_PROTO_NUM, CTA_PROTO_SRC_PORT, CTA_STATUS, CTA_TUPLE_IP, CTA_TUPLE_ORIG,
-    CTA_TUPLE_PROTO, CTA_TUPLE_REPLY, CTA_ZONE, DELETE, ENTRY, GET, as_u16, parse_addresses,
+    CTA_TUPLE_PROTO, CTA_TUPLE_REPLY, CTA_ZONE, DELETE, ENTRY, as_u16, parse_addresses,
 };
 use crate::attribute::{Attribute, AttributeWriter, NLA_F_NESTED};
 use crate::message::{Message, Request};
@@ -33,11 +33,6 @@ pub struct AnyFlow {
 }
 
 impl AnyFlow {
-    /// Returns the request for all entries of a family.
-    pub fn list(family: Family) -> Request {
-        Request::new("list conntrack entries", GET, nfproto(family), |_| {})
-    }
-
     /// Reads one message of a dump; returns `None` for anything but a complete entry, and for a connection that its
     /// helper expected: that one is allowed as a part of another.
     pub fn parse(message: Message<'_>) -> Option<Self> {

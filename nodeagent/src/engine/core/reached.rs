@@ -2,7 +2,8 @@
 
 use std::os::fd::OwnedFd;
 
-use kplane_dataplane::policy::{Flow, Followed, Hand};
+use kplane_dataplane::conntrack::{AnyFlow, Sweeper};
+use kplane_dataplane::policy::Followed;
 
 use super::Core;
 use crate::desired::{Dirty, Position};
@@ -12,12 +13,12 @@ use crate::engine::reconciler::Reconciler;
 
 impl Core {
     /// From now on, connections end that NetworkPolicies no longer allow.
-    pub(in crate::engine) fn cut_denied(&mut self, hand: Hand) -> std::io::Result<()> {
-        self.policies.cut_denied(hand)
+    pub(in crate::engine) fn cut_denied(&mut self, sweeper: Sweeper) {
+        self.policies.cut_denied(sweeper);
     }
 
     /// Has those of these connections cut that NetworkPolicies deny now.
-    pub(in crate::engine) fn judge(&mut self, flows: Vec<Flow>) {
+    pub(in crate::engine) fn judge(&self, flows: Vec<AnyFlow>) {
         self.policies.judge(flows);
     }
 

@@ -10,7 +10,7 @@ use kplane_dataplane::backend::Kind;
 use kplane_dataplane::beginnings::Beginnings;
 use kplane_model::{Family, Protocol, ServiceKey, proxy_address};
 use kplane_netlink::NfSocket;
-use kplane_netlink::conntrack::AnyFlow;
+use kplane_netlink::conntrack::Selection;
 use kplane_tests::wait::eventually;
 
 use kplane_tests::support::under_test::UnderTest;
@@ -67,7 +67,7 @@ impl Counter {
 fn sweep(world: &World) -> Result<()> {
     world.node(1)?.run(|| {
         for family in Family::ALL {
-            NfSocket::open()?.dump_each(AnyFlow::list(family), |_| {})?;
+            NfSocket::open()?.dump_each(Selection::Any.request(family), |_| {})?;
         }
         Ok(())
     })

@@ -6,7 +6,8 @@ use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
 
 use kplane_dataplane::backend::nftables::PolicyTables;
-use kplane_dataplane::policy::{Enforcer, Flow, PolicyApplied, PolicyChange};
+use kplane_dataplane::conntrack::{AnyFlow, ConntrackCounts, Sweeper};
+use kplane_dataplane::policy::{Enforcer, PolicyApplied, PolicyChange};
 use kplane_model::{
     Block, Cidr, Family, GroupPart, LocalPod, NamedPort, Peer, PeerClass, PeerId, Peers, Policy,
     PolicyKey, PolicyName, PolicyObject, PolicyPort, PolicyRule, Protocol,
@@ -34,7 +35,7 @@ pub(crate) struct World {
     topology: Topology,
     pub(crate) enforcer: Enforcer,
     objects: BTreeMap<PolicyKey, PolicyObject>,
-    flows: Option<Receiver<Vec<Flow>>>,
+    flows: Option<Receiver<Vec<AnyFlow>>>,
 }
 
 pub(crate) fn id(number: u8) -> PeerId {
@@ -310,21 +311,14 @@ impl World {
         let (sender, receiver) = channel();
         self.flows = Some(receiver);
         let hand = Box::new(move |flows| drop(sender.send(flows)));
-        let enforcer = &mut self.enforcer;
         let ns = self.topology.node("node-1").unwrap().ns();
-        ns.run(|| Ok(enforcer.cut_connections(hand)?)).unwrap();
+        let start = || Ok(Sweeper::start(ConntrackCounts::default(), hand)?);
+        self.enforcer.cut_connections(ns.run(start).unwrap());
     }
 
     pub(crate) fn judge(&mut self) {
-        let (enforcer, flows) = (&mut self.enforcer, self.flows.as_ref().unwrap());
-        let flows: Vec<Vec<Flow>> = flows.try_iter().collect();
-        let judge = || {
-            for flows in flows {
-                enforcer.judge_flows(flows[0].family(), flows);
-            }
-            Ok(())
-        };
-        self.topology.node("node-1").unwrap().ns().run(judge).unwrap();
+        let flows = self.flows.as_ref().unwrap();
+        flows.try_iter().for_each(|flows| self.enforcer.judge_flows(flows));
     }
 
     pub(crate) fn ns(&self, at: &str) -> &NetNs {

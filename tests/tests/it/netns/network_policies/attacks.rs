@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, ensure};
 use kplane_model::Family;
 use kplane_netlink::NfSocket;
-use kplane_netlink::conntrack::AnyFlow;
+use kplane_netlink::conntrack::{AnyFlow, Selection};
 use kplane_tests::capture::Capture;
 use kplane_tests::client::Probe;
 use kplane_tests::netns::NetNs;
@@ -241,7 +241,7 @@ fn forget(ns: &NetNs) -> Result<()> {
         let mut socket = NfSocket::open()?;
         for family in Family::ALL {
             let mut requests = Vec::new();
-            socket.dump_each(AnyFlow::list(family), |message| {
+            socket.dump_each(Selection::Any.request(family), |message| {
                 requests.extend(AnyFlow::parse(message).map(|flow| flow.delete()));
             })?;
             socket.request_all(&requests)?;
