@@ -9,9 +9,10 @@ mod groups;
 use std::collections::{HashMap, HashSet};
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use kplane_model::{Family, Protocol, ProxyConnection, ProxyStage, proxy_address};
+use kplane_netlink::NetlinkError;
 use kplane_netlink::conntrack::{AddressPorts, Selected, Stage, Tracked};
 use nix::errno::Errno;
 use parking_lot::Mutex;
@@ -20,7 +21,6 @@ use self::groups::{ConnectionGroups, Single};
 pub use self::groups::{ConnectionTable, GroupKey, GroupSums};
 use crate::backend::{AffinityPort, Description, Kind, PacketTarget, Proxy};
 use crate::conntrack::{Filter, open};
-use crate::flows::{CountError, age, now_ns};
 use crate::ipvs_table::{self, Connection};
 use crate::{chain, own_addresses};
 
@@ -54,8 +54,14 @@ pub struct Connected {
 /// The reason why connections cannot be listed.
 #[derive(Debug, thiserror::Error)]
 enum ListError {
-    #[error(transparent)]
-    Table(#[from] CountError),
+    #[error(
+        "cannot read conntrack entries: {0} (CAP_NET_ADMIN and the module nf_conntrack_netlink are needed)"
+    )]
+    Conntrack(#[from] NetlinkError),
+    #[error("cannot read the connections of IPVS: {0}")]
+    Ipvs(#[from] std::io::Error),
+    #[error("the table has too many entries to read in {} s: conntrack -C shows their number", .0.as_secs())]
+    Late(Duration),
     #[error("cannot list the node's own addresses, which node ports need: {0}")]
     Addresses(#[from] Errno),
     #[error("the userspace proxy did not show its connections within {} s", OF_PROXY.as_secs())]
@@ -96,7 +102,7 @@ fn list(
     let until = Instant::now() + within;
     let mut reader = ConnectionReader::new(question, of_proxy()?);
     if Instant::now() > until {
-        return Err(CountError::Late(within).into());
+        return Err(ListError::Late(within));
     }
     if facts.programs_kernel {
         reader.read_kernel(facts.has_virtual_servers, until, within)?;
@@ -174,18 +180,20 @@ struct ConnectionReader<'a> {
     /// The node's own addresses, at which node ports are.
     own: HashSet<IpAddr>,
     groups: ConnectionGroups,
+    /// The time by which the kernel dates entries, in nanoseconds since 1970.
     now_ns: u64,
     read: u64,
 }
 
 impl<'a> ConnectionReader<'a> {
     fn new(question: &'a ConnectedQuestion, groups: ConnectionGroups) -> Self {
+        let now = SystemTime::now().duration_since(UNIX_EPOCH);
         Self {
             question,
             frontends: question.frontends(),
             own: HashSet::new(),
             groups,
-            now_ns: now_ns(),
+            now_ns: now.map_or(0, |now| u64::try_from(now.as_nanos()).unwrap_or(u64::MAX)),
             read: 0,
         }
     }
@@ -202,7 +210,7 @@ impl<'a> ConnectionReader<'a> {
         }
         if by_ipvs {
             let whole = ipvs_table::each(until, |of| self.connection(&of));
-            self.read += whole.map_err(CountError::from)?.ok_or(CountError::Late(within))?;
+            self.read += whole?.ok_or(ListError::Late(within))?;
             return Ok(());
         }
         for family in Family::ALL {
@@ -210,10 +218,10 @@ impl<'a> ConnectionReader<'a> {
                 continue;
             }
             // A list that is broken off spoils its socket, so each has its own.
-            let (mut socket, filter) = open().map_err(CountError::from)?;
+            let (mut socket, filter) = open()?;
             let selected = self.selected(family, filter);
             let listed = socket.tracked(family, selected, until, |flow| self.tracked(&flow));
-            self.read += listed.map_err(CountError::from)?.ok_or(CountError::Late(within))?;
+            self.read += listed?.ok_or(ListError::Late(within))?;
         }
         Ok(())
     }
@@ -280,7 +288,9 @@ impl<'a> ConnectionReader<'a> {
         let Some(port) = self.port_at(flow.protocol, flow.to) else {
             return;
         };
-        let one = Single::tracked(flow.stage, age(flow, self.now_ns), flow.traffic);
+        let age_ns = flow.began_ns.map(|began| self.now_ns.saturating_sub(began));
+        let age = age_ns.map(Duration::from_nanos);
+        let one = Single::tracked(flow.stage, age, flow.traffic);
         let key = GroupKey {
             port,
             client: flow.client.ip(),

@@ -3,8 +3,8 @@
 //! ```text
 //! model -> plan (pure) -> backend (nftables, iptables, ipvs) -> kernel
 //!                            |-> userspace: the proxy of kplane-userproxy (a feature)
-//!                            '-> conntrack: which flows a change made stale
-//! flows: how many lead to an endpoint; connected: who is connected to a ServicePort
+//!                            '-> conntrack: which flows a change of Services or policies ends
+//! connected: who is connected to a ServicePort
 //! kernel_setting: what the data path changes besides its rules
 //! leftovers: what kube-proxy or an earlier agent left
 //! obstacles: what other programs put in the way of packets
@@ -18,7 +18,6 @@ pub mod beginnings;
 pub mod connected;
 pub mod conntrack;
 mod error;
-mod flows;
 mod ipvs_table;
 pub mod kernel_setting;
 pub mod leftovers;

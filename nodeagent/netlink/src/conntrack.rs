@@ -175,50 +175,83 @@ pub enum Selection {
 impl Selection {
     /// Returns the request for this selection.
     pub fn request(self, family: Family) -> Request {
-        let (kind, flags_kind) = match self {
-            Self::Any => {
-                return Request::new("list conntrack entries", GET, nfproto(family), |_| {});
+        let udp = |port| Some((Protocol::Udp, port));
+        match self {
+            Self::Any => list(family, &DESTINATION, None, None),
+            Self::All => list(family, &DESTINATION, None, udp(None)),
+            Self::To(to) => list(family, &DESTINATION, Some(to.ip()), udp(Some(to.port()))),
+            Self::ToPort(port) => list(family, &DESTINATION, None, udp(Some(port))),
+            Self::RepliesFrom(from) => {
+                list(family, &REPLIER, Some(from.ip()), udp(Some(from.port())))
             }
-            Self::All | Self::To(_) | Self::ToPort(_) => (CTA_TUPLE_ORIG, CTA_FILTER_ORIG_FLAGS),
-            Self::RepliesFrom(_) => (CTA_TUPLE_REPLY, CTA_FILTER_REPLY_FLAGS),
-        };
-        // With an IPv6 address, kernels up to at least 6.1 list exactly the entries with other
-        // addresses (`ctnetlink_filter_match_tuple` reverses the result of ipv6_addr_cmp()).
-        let by_address = family == Family::V4;
-        let (address, port) = match self {
-            Self::Any | Self::All => (None, None),
-            Self::ToPort(port) => (None, Some((CTA_PROTO_DST_PORT, FILTER_DST_PORT, port))),
-            Self::To(to) => (
-                by_address.then_some((false, to.ip())),
-                Some((CTA_PROTO_DST_PORT, FILTER_DST_PORT, to.port())),
-            ),
-            Self::RepliesFrom(from) => (
-                by_address.then_some((true, from.ip())),
-                Some((CTA_PROTO_SRC_PORT, FILTER_SRC_PORT, from.port())),
-            ),
-        };
-        let mut flags = FILTER_PROTO_NUM;
-        flags |= port.map_or(0, |(_, flag, _)| flag);
-        flags |= address.map_or(
-            0,
-            |(source, _)| if source { FILTER_IP_SRC } else { FILTER_IP_DST },
-        );
-        Request::new("list conntrack entries", GET, nfproto(family), |w| {
-            w.nest(kind, |w| {
-                if let Some((source, ip)) = address {
-                    w.nest(CTA_TUPLE_IP, |w| write_ip(w, source, ip));
-                }
-                w.nest(CTA_TUPLE_PROTO, |w| {
-                    w.u8(CTA_PROTO_NUM, Protocol::Udp.number());
-                    if let Some((kind, _, port)) = port {
-                        w.bytes(kind, &port.to_be_bytes());
-                    }
-                });
-            });
-            // The flags are in host byte order, unlike the rest.
-            w.nest(CTA_FILTER, |w| w.bytes(flags_kind, &flags.to_ne_bytes()));
-        })
+        }
     }
+}
+
+/// The attributes of a selection by one end of a direction.
+struct TupleAttributes {
+    tuple: u16,
+    flags: u16,
+    is_source: bool,
+    port: u16,
+    by_ip: u32,
+    by_port: u32,
+}
+
+const DESTINATION: TupleAttributes = TupleAttributes {
+    tuple: CTA_TUPLE_ORIG,
+    flags: CTA_FILTER_ORIG_FLAGS,
+    is_source: false,
+    port: CTA_PROTO_DST_PORT,
+    by_ip: FILTER_IP_DST,
+    by_port: FILTER_DST_PORT,
+};
+
+const REPLIER: TupleAttributes = TupleAttributes {
+    tuple: CTA_TUPLE_REPLY,
+    flags: CTA_FILTER_REPLY_FLAGS,
+    is_source: true,
+    port: CTA_PROTO_SRC_PORT,
+    by_ip: FILTER_IP_SRC,
+    by_port: FILTER_SRC_PORT,
+};
+
+/// Returns the request for the entries of a family with an address, a protocol and its port at one end; `None` = any.
+/// Kernels before 5.8 list all entries anyway, and any kernel those of all IPv6 addresses.
+fn list(
+    family: Family,
+    end: &TupleAttributes,
+    ip: Option<IpAddr>,
+    protocol: Option<(Protocol, Option<u16>)>,
+) -> Request {
+    // With an IPv6 address, kernels up to at least 6.1 list exactly the entries with other
+    // addresses (`ctnetlink_filter_match_tuple` reverses the result of ipv6_addr_cmp()).
+    let ip = if family == Family::V4 { ip } else { None };
+    Request::new("list conntrack entries", GET, nfproto(family), |w| {
+        if ip.is_none() && protocol.is_none() {
+            return;
+        }
+        let mut flags = 0;
+        w.nest(end.tuple, |w| {
+            if let Some(ip) = ip {
+                flags |= end.by_ip;
+                w.nest(CTA_TUPLE_IP, |w| write_ip(w, end.is_source, ip));
+            }
+            let Some((protocol, port)) = protocol else {
+                return;
+            };
+            flags |= FILTER_PROTO_NUM;
+            w.nest(CTA_TUPLE_PROTO, |w| {
+                w.u8(CTA_PROTO_NUM, protocol.number());
+                if let Some(port) = port {
+                    flags |= end.by_port;
+                    w.bytes(end.port, &port.to_be_bytes());
+                }
+            });
+        });
+        // The flags are in host byte order, unlike the rest.
+        w.nest(CTA_FILTER, |w| w.bytes(end.flags, &flags.to_ne_bytes()));
+    })
 }
 
 /// Returns a request with a filter that no kernel has. A kernel with filters refuses it with

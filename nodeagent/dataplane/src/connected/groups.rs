@@ -7,8 +7,6 @@ use std::time::Duration;
 
 use kplane_netlink::conntrack::{Stage, Traffic};
 
-use crate::flows::widened;
-
 /// Maximum number of groups that are kept while tables are read: some 4 MB.
 const KEPT: usize = 16_384;
 
@@ -69,7 +67,10 @@ impl GroupSums {
             Stage::Closing | Stage::Closed => &mut self.closing,
         };
         *count += 1;
-        self.ages = widened(self.ages, one.age);
+        self.ages = match (self.ages, one.age) {
+            (Some((newest, oldest)), Some(age)) => Some((newest.min(age), oldest.max(age))),
+            (ages, age) => ages.or(age.map(|age| (age, age))),
+        };
         add(&mut self.bytes, one.bytes);
         add(&mut self.packets, one.packets);
     }

@@ -7,14 +7,13 @@ use std::time::Instant;
 use kplane_model::{Family, Protocol};
 
 use super::{
-    CTA_FILTER, CTA_FILTER_ORIG_FLAGS, CTA_FILTER_REPLY_FLAGS, CTA_PROTO_DST_PORT, CTA_PROTO_NUM,
-    CTA_PROTO_SRC_PORT, CTA_STATUS, CTA_TUPLE_IP, CTA_TUPLE_ORIG, CTA_TUPLE_PROTO, CTA_TUPLE_REPLY,
-    ENTRY, FILTER_DST_PORT, FILTER_IP_DST, FILTER_IP_SRC, FILTER_PROTO_NUM, FILTER_SRC_PORT, GET,
-    as_u16, parse_addresses, write_ip,
+    CTA_PROTO_DST_PORT, CTA_PROTO_NUM, CTA_PROTO_SRC_PORT, CTA_STATUS, CTA_TUPLE_IP,
+    CTA_TUPLE_ORIG, CTA_TUPLE_PROTO, CTA_TUPLE_REPLY, DESTINATION, ENTRY, REPLIER, Selection,
+    as_u16, list, parse_addresses,
 };
 use crate::attribute::Attribute;
 use crate::message::{Message, Request};
-use crate::{NetlinkError, NfSocket, nfproto};
+use crate::{NetlinkError, NfSocket};
 
 const CTA_PROTOINFO: u16 = 4;
 const CTA_COUNTERS_ORIG: u16 = 9;
@@ -238,64 +237,15 @@ pub struct AddressPorts {
     pub port: Option<(Protocol, u16)>,
 }
 
-/// The attributes of a selection by one end of a direction.
-struct TupleAttributes {
-    tuple: u16,
-    flags: u16,
-    is_source: bool,
-    port: u16,
-    by_ip: u32,
-    by_port: u32,
-}
-
-const DESTINATION: TupleAttributes = TupleAttributes {
-    tuple: CTA_TUPLE_ORIG,
-    flags: CTA_FILTER_ORIG_FLAGS,
-    is_source: false,
-    port: CTA_PROTO_DST_PORT,
-    by_ip: FILTER_IP_DST,
-    by_port: FILTER_PROTO_NUM | FILTER_DST_PORT,
-};
-
-const REPLIER: TupleAttributes = TupleAttributes {
-    tuple: CTA_TUPLE_REPLY,
-    flags: CTA_FILTER_REPLY_FLAGS,
-    is_source: true,
-    port: CTA_PROTO_SRC_PORT,
-    by_ip: FILTER_IP_SRC,
-    by_port: FILTER_PROTO_NUM | FILTER_SRC_PORT,
-};
-
-/// Returns the request for all entries of a family, or for a part of them. Kernels before 5.8 list all entries anyway,
-/// and any kernel those of all IPv6 addresses, so the caller must check each one.
+/// Returns the request for all entries of a family, or for a part of them. The caller must check each one.
 fn request(family: Family, selected: Option<Selected>) -> Request {
-    Request::new("list conntrack entries", GET, nfproto(family), |w| {
-        let (of, AddressPorts { ip, port }) = match selected {
-            None => return,
-            Some(Selected::To(at)) => (DESTINATION, at),
-            Some(Selected::RepliesFrom(at)) => (REPLIER, at),
-        };
-        // Kernels compare IPv6 addresses the wrong way round: see `Selection::request`.
-        let ip = (family == Family::V4).then_some(ip);
-        if ip.is_none() && port.is_none() {
-            return;
-        }
-        w.nest(of.tuple, |w| {
-            if let Some(ip) = ip {
-                w.nest(CTA_TUPLE_IP, |w| write_ip(w, of.is_source, ip));
-            }
-            if let Some((protocol, port)) = port {
-                w.nest(CTA_TUPLE_PROTO, |w| {
-                    w.u8(CTA_PROTO_NUM, protocol.number());
-                    w.bytes(of.port, &port.to_be_bytes());
-                });
-            }
-        });
-        let (by_ip, by_port) = (ip.map_or(0, |_| of.by_ip), port.map_or(0, |_| of.by_port));
-        // The flags are in host byte order, unlike the rest.
-        let flags = (by_ip | by_port).to_ne_bytes();
-        w.nest(CTA_FILTER, |w| w.bytes(of.flags, &flags));
-    })
+    let (end, at) = match selected {
+        None => return Selection::Any.request(family),
+        Some(Selected::To(at)) => (&DESTINATION, at),
+        Some(Selected::RepliesFrom(at)) => (&REPLIER, at),
+    };
+    let protocol = at.port.map(|(protocol, port)| (protocol, Some(port)));
+    list(family, end, Some(at.ip), protocol)
 }
 
 impl NfSocket {
