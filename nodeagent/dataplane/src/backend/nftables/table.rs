@@ -64,7 +64,8 @@ pub(super) struct StagedTable {
     /// Groups of session affinity that may remember removed endpoints.
     pub(super) stale: Vec<AffinityId>,
     affinity: StagedGroups,
-    frontends: HashMap<FrontendAddr, Option<Entry>>,
+    /// In order, so that the same change leads to the same transactions.
+    frontends: BTreeMap<FrontendAddr, Option<Entry>>,
     services: Vec<(ServiceKey, Option<Holdings>)>,
     cluster_ips: HashMap<IpAddr, usize>,
     hairpin: HashMap<Destination, usize>,
