@@ -42,11 +42,12 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::time::{Duration, Instant};
 
 use kplane_model::Family;
+use kplane_netlink::NfSocket;
 pub use kplane_netlink::conntrack::AnyFlow;
 use nix::time::{ClockId, clock_gettime};
 use parking_lot::Mutex;
 
-use self::flows::{ConntrackSocket, Pass, SweepError, Swept};
+use self::flows::{Pass, SweepError, Swept};
 use self::schedule::{Budget, Job, Schedule};
 use crate::backend::{Change, Failure};
 use crate::chain;
@@ -85,7 +86,7 @@ impl Sweeper {
         let (wake, woken) = sync_channel(1);
         let mut thread = SweeperThread {
             families: families.clone(),
-            socket: ConntrackSocket::default(),
+            socket: None,
             budget: Budget::default(),
             counts,
             hand,
@@ -140,7 +141,7 @@ impl Sweeper {
 
 struct SweeperThread {
     families: Arc<[Mutex<FamilyState>; 2]>,
-    socket: ConntrackSocket,
+    socket: Option<(NfSocket, Filter)>,
     budget: Budget,
     counts: ConntrackCounts,
     hand: Hand,
@@ -181,7 +182,8 @@ impl SweeperThread {
             hand: &self.hand,
             own: OnceCell::new(),
         };
-        let (swept, result) = self.socket.sweep(&pass);
+        let mut swept = Swept::default();
+        let result = pass.run(&mut self.socket, &mut swept);
         let took = started.elapsed();
         if job.work.seeks_stale() {
             let error = result.as_ref().err().map(|error| chain(error));

@@ -170,6 +170,10 @@ pub enum Selection {
     ToPort(u16),
     /// The entries whose replies come from this address.
     RepliesFrom(SocketAddr),
+    /// The entries of all protocols from this address, before translation.
+    From(IpAddr),
+    /// The entries of all protocols whose replies come from this address.
+    RepliesOf(IpAddr),
 }
 
 impl Selection {
@@ -184,6 +188,8 @@ impl Selection {
             Self::RepliesFrom(from) => {
                 list(family, &REPLIER, Some(from.ip()), udp(Some(from.port())))
             }
+            Self::From(ip) => list(family, &SOURCE, Some(ip), None),
+            Self::RepliesOf(ip) => list(family, &REPLIER, Some(ip), None),
         }
     }
 }
@@ -214,6 +220,12 @@ const REPLIER: TupleAttributes = TupleAttributes {
     port: CTA_PROTO_SRC_PORT,
     by_ip: FILTER_IP_SRC,
     by_port: FILTER_SRC_PORT,
+};
+
+const SOURCE: TupleAttributes = TupleAttributes {
+    tuple: CTA_TUPLE_ORIG,
+    flags: CTA_FILTER_ORIG_FLAGS,
+    ..REPLIER
 };
 
 /// Returns the request for the entries of a family with an address, a protocol and its port at one end; `None` = any.

@@ -102,39 +102,6 @@ pub(super) struct Swept {
     pub(super) cut: u64,
 }
 
-/// A socket, opened when needed, in the network namespace of the thread that works with it.
-#[derive(Debug, Default)]
-pub(super) struct ConntrackSocket(Option<(NfSocket, Filter)>);
-
-impl ConntrackSocket {
-    /// Cuts denied flows, scans for others, and deletes stale ones. Returns what was done, also on failure.
-    pub(super) fn sweep(&mut self, pass: &Pass<'_>) -> (Swept, Result<(), SweepError>) {
-        let mut swept = Swept::default();
-        let result = self.try_sweep(pass, &mut swept);
-        if result.is_err() {
-            // The socket may still hold answers. A new socket also finds out again what the kernel can filter
-            // by.
-            self.0 = None;
-        }
-        (swept, result)
-    }
-
-    fn try_sweep(&mut self, pass: &Pass<'_>, swept: &mut Swept) -> Result<(), SweepError> {
-        let (socket, filter) = match &mut self.0 {
-            Some(open) => open,
-            closed => closed.insert(open()?),
-        };
-        pass.cut(socket, swept)?;
-        for selection in selections(pass.work, *filter, Size::read()) {
-            pass.clear(socket, selection, swept)?;
-        }
-        match pass.own.get() {
-            Some(Err(errno)) => Err(SweepError::Addresses(*errno)),
-            Some(Ok(_)) | None => Ok(()),
-        }
-    }
-}
-
 /// One pass over the flows of a family. Its state is locked for one entry at a time, so that a commit never waits for a
 /// list.
 pub(super) struct Pass<'a> {
@@ -147,6 +114,27 @@ pub(super) struct Pass<'a> {
 }
 
 impl Pass<'_> {
+    /// Cuts denied flows, scans for others, and deletes stale ones, by a socket that is opened when needed. Says in `swept`
+    /// what was done, also on failure.
+    pub(super) fn run(
+        &self,
+        open_socket: &mut Option<(NfSocket, Filter)>,
+        swept: &mut Swept,
+    ) -> Result<(), SweepError> {
+        // After a failure the socket may still hold answers, so it is not kept. A new one also finds out again what the
+        // kernel can filter by.
+        let (mut socket, filter) = open_socket.take().map_or_else(open, Ok)?;
+        self.cut(&mut socket, swept)?;
+        for selection in selections(self.work, filter, Size::read()) {
+            self.clear(&mut socket, selection, swept)?;
+        }
+        if let Some(Err(errno)) = self.own.get() {
+            return Err(SweepError::Addresses(*errno));
+        }
+        *open_socket = Some((socket, filter));
+        Ok(())
+    }
+
     /// Returns whether an address is the node's own; `None` if that is not known.
     fn is_own(&self, ip: IpAddr) -> Option<bool> {
         let own = self.own.get_or_init(own_addresses);
@@ -254,15 +242,23 @@ fn send<T>(
 /// Returns the selections for which to ask the kernel. If all flows are listed for policies, that list also shows all
 /// UDP flows.
 pub(super) fn selections(work: &Work, filter: Filter, size: Option<Size>) -> Vec<Selection> {
-    let any = (!work.judged.is_empty()).then_some(Selection::Any);
+    let most = size.map_or(MAX_QUESTIONS, Size::questions);
+    let by_ends = filter == Filter::Both && work.judged.iter().all(IpAddr::is_ipv4);
+    let judged = if work.judged.is_empty() || by_ends && 2 * work.judged.len() <= most {
+        let ends = |ip: &IpAddr| [Selection::From(*ip), Selection::RepliesOf(*ip)];
+        work.judged.iter().flat_map(ends).collect()
+    } else {
+        vec![Selection::Any]
+    };
     let questions = work.frontends.len() + work.retired.len();
     let can = match filter {
         Filter::Nothing => questions == 0,
         Filter::Destinations => work.retired.is_empty(),
         Filter::Both => true,
     };
-    if work.everything || !can || questions > size.map_or(MAX_QUESTIONS, Size::questions) {
-        return vec![any.unwrap_or(Selection::All)];
+    if work.everything || !can || questions > most {
+        let all = (judged != [Selection::Any]).then_some(Selection::All);
+        return all.into_iter().chain(judged).collect();
     }
     let frontends = work.frontends.iter().map(|at| match *at {
         FrontendAddr::Address { ip, port, .. } => Selection::To(SocketAddr::new(ip, port)),
@@ -272,7 +268,7 @@ pub(super) fn selections(work: &Work, filter: Filter, size: Option<Size>) -> Vec
         .retired
         .iter()
         .map(|at| Selection::RepliesFrom(SocketAddr::new(at.ip, at.port)));
-    frontends.chain(retired).chain(any).collect()
+    frontends.chain(retired).chain(judged).collect()
 }
 
 /// Opens a socket, and finds out what its kernel can filter by.

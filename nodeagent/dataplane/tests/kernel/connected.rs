@@ -1,12 +1,14 @@
 //! Real tables are read in bounded time, without memory for each entry.
 
-use std::io::ErrorKind;
+use std::io::{Error, ErrorKind};
 use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::time::{Duration, Instant};
 
 use kplane_dataplane::backend::{AffinityPort, Kind};
 use kplane_dataplane::connected::{ConnectedQuestion, connected};
 use kplane_model::{Family, KeyParts, Protocol, ServiceKey, ServiceName};
+use kplane_netlink::NfSocket;
+use kplane_netlink::conntrack::Selection;
 use kplane_rig::kernel::in_netns;
 use nix::sys::resource::{UsageWho, getrusage};
 
@@ -46,6 +48,14 @@ fn a_huge_table_is_read_in_bounded_time_and_memory() {
         assert!(took < WITHIN && grew < 4 << 10, "{took:?}, {grew} KiB");
         let late = connected(Kind::Nftables, None, &question, Duration::ZERO).unwrap_err();
         assert!(late.contains("too many entries"), "{late}");
+        // The kernel finds the flows of one end.
+        let [from, to] = [[127, 0, 0, 8], [127, 2, 0, 1]].map(IpAddr::from);
+        UdpSocket::bind((from, 0)).unwrap().send_to(b"?", (to, 53)).unwrap();
+        for selection in [Selection::From(from), Selection::RepliesOf(to)] {
+            let (mut listed, mut socket) = (0, NfSocket::open().unwrap());
+            socket.dump_each(selection.request(Family::V4), |_| listed += 1).unwrap();
+            assert_eq!(listed, 1, "{selection:?}");
+        }
     });
 }
 
@@ -57,12 +67,8 @@ fn fill() {
         for port in 1_000_u16..60_000 {
             let to = SocketAddr::new(IpAddr::from([127, 1, 0, ip]), port);
             // Nobody listens, which the next call says.
-            loop {
-                match socket.send_to(b"?", to) {
-                    Err(error) if error.kind() == ErrorKind::ConnectionRefused => {}
-                    sent => break sent.map(drop).unwrap(),
-                }
-            }
+            let refused = |error: Error| error.kind() == ErrorKind::ConnectionRefused;
+            while socket.send_to(b"?", to).is_err_and(refused) {}
             left -= 1;
             if left == 0 {
                 return;
