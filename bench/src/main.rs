@@ -39,7 +39,7 @@ use tokio::runtime::{Builder, Runtime};
 /// A benchmark, which gets the program's name and the arguments after its own.
 type Bench = fn(&[OsString]) -> Result<()>;
 
-const BENCHES: [(&str, Bench); 14] = [
+const BENCHES: [(&str, Bench); 15] = [
     ("change", |_| {
         change::main();
         Ok(())
