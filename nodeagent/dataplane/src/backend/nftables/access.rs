@@ -35,6 +35,9 @@ const STRUCTURE_BYTES: usize = 256 * 1024;
 /// transaction took 3.16 s, and takes 0.34 s without.
 const UNHEARD_BYTES: usize = 64 * 1024;
 
+/// See [`TableAccess::pause`].
+const READ_PAUSE: Duration = Duration::from_millis(20);
+
 /// Most attempts to read a table while its rules change.
 const READ_ATTEMPTS: u32 = 10;
 
@@ -72,6 +75,11 @@ pub(super) enum Guard {
 pub(super) trait TableAccess: fmt::Debug + Send {
     /// Reads kplane's table. This handles all earlier changes by other programs.
     fn read(&mut self) -> Result<FoundTable, NetlinkError>;
+
+    /// Waits before a table that differs is read again.
+    fn pause(&self) {
+        std::thread::sleep(READ_PAUSE);
+    }
 
     /// Compares the table's chains, rules and sets. Returns its groups of session affinity if they are kplane's.
     fn structure(&mut self) -> Result<Option<Vec<Group>>, NetlinkError>;

@@ -101,12 +101,9 @@ struct MemoryState {
 impl MemoryKernel {
     /// Returns a machine with these addresses, and without tables.
     pub fn new(own: impl IntoIterator<Item = IpAddr>) -> Self {
-        let own = own.into_iter().collect();
-        let state = MemoryState {
-            own,
-            ..MemoryState::default()
-        };
-        Self(Arc::new(Mutex::new(state)))
+        let kernel = Self::default();
+        kernel.0.lock().own.extend(own);
+        kernel
     }
 
     /// Opens the backend for a new process. From now on, calls of an earlier process panic with [`ProcessDied`].

@@ -7,7 +7,6 @@
 //! same code.
 
 use std::collections::BTreeSet;
-use std::time::Duration;
 
 use super::access::{FoundTable, Guard, TableAccess};
 use super::affinity::Group;
@@ -24,9 +23,8 @@ use kplane_netlink::{CommitError, NetlinkError};
 /// over, with growing pauses.
 const ATTEMPTS: u32 = 16;
 
-/// Number of further reads of a table that differs, and the pause before each.
+/// Number of further reads of a table that differs.
 const READ_AGAIN: u32 = 2;
-const READ_PAUSE: Duration = Duration::from_millis(20);
 
 /// Elements of one group of operations in a rebuild. A group goes into one transaction as a whole.
 const TOGETHER: usize = 256;
@@ -167,7 +165,7 @@ fn read_plan<K: TableAccess + ?Sized>(
         if plan.as_ref().is_none_or(|plan| plan.rebuild) {
             break;
         }
-        std::thread::sleep(READ_PAUSE);
+        kernel.pause();
         plan = found_plan(table, kernel.read().map_err(unreadable)?, capacity)?;
     }
     Ok(plan)

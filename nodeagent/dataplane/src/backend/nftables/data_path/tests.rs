@@ -588,19 +588,19 @@ fn a11_clients_of_a_gone_endpoint_are_forgotten() {
         whole(3, 3),
         client(4, Remembered::Part(GroupPart::Ports)),
     ];
-    memory.show(TABLE, |held| held.set_clients(id, clients));
+    memory.show(TABLE, |held| held.clients.insert(id, clients));
     let clients = || memory.show(TABLE, |held| held.clients(id).unwrap());
     driver.apply(change(&set([sticky(&[1, 3, 4])]), &node, false)).unwrap();
     assert_eq!(clients(), [whole(1, 1), whole(3, 3)]);
     // No endpoint was removed, so no clients are read.
-    memory.show(TABLE, |held| held.set_clients(id, vec![whole(1, 9)]));
+    memory.show(TABLE, |held| held.clients.insert(id, vec![whole(1, 9)]));
     driver.apply(change(&set([sticky(&[1, 3, 4, 5])]), &node, false)).unwrap();
     assert_eq!(clients(), [whole(1, 9)]);
     assert_eq!(verify(&mut driver), Verification::Equal);
     assert_eq!(clients(), []);
     drop(driver);
     memory.show(TABLE, |held| {
-        held.set_clients(id, vec![whole(1, 1), whole(3, 3)]);
+        held.clients.insert(id, vec![whole(1, 1), whole(3, 3)]);
     });
     let mut driver = on(&memory);
     driver.apply(change(&set([sticky(&[3])]), &node, true)).unwrap();

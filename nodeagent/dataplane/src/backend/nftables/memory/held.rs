@@ -31,7 +31,7 @@ pub(crate) struct HeldTable {
     pub(super) chains: Arc<BTreeMap<Cow<'static, str>, Chain>>,
     sets: BTreeMap<Set, BTreeMap<Loaded, HeldElement>>,
     groups: BTreeMap<AffinityId, Group>,
-    clients: BTreeMap<AffinityId, Vec<Client>>,
+    pub(in crate::backend::nftables) clients: BTreeMap<AffinityId, Vec<Client>>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -178,16 +178,6 @@ impl HeldTable {
         let are_there = gone.iter().all(|client| clients.contains(client));
         clients.retain(|client| !gone.contains(client));
         are_there.then_some(())
-    }
-
-    /// Sets the clients that a group remembers.
-    #[cfg(test)]
-    pub(in crate::backend::nftables) fn set_clients(
-        &mut self,
-        group: AffinityId,
-        clients: Vec<Client>,
-    ) {
-        self.clients.insert(group, clients);
     }
 
     /// Returns the endpoint that a group remembers for a client.

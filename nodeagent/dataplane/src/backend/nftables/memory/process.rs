@@ -156,6 +156,8 @@ impl TableAccess for MemoryTable {
         })
     }
 
+    fn pause(&self) {}
+
     fn structure(&mut self) -> Result<Option<Vec<Group>>, NetlinkError> {
         let state = self.readable()?;
         let held = state.tables.get(&self.id());
