@@ -13,7 +13,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use kplane_model::{Family, Protocol, ProxyConnection, ProxyStage, proxy_address};
 use kplane_netlink::NetlinkError;
-use kplane_netlink::conntrack::{AddressPorts, Selected, Stage, Tracked};
+use kplane_netlink::conntrack::{Selection, Stage, Tracked};
 use nix::errno::Errno;
 use parking_lot::Mutex;
 
@@ -219,42 +219,35 @@ impl<'a> ConnectionReader<'a> {
             }
             // A list that is broken off spoils its socket, so each has its own.
             let (mut socket, filter) = open()?;
-            let selected = self.selected(family, filter);
-            let listed = socket.tracked(family, selected, until, |flow| self.tracked(&flow));
+            let selection = self.selection(family, filter);
+            let listed = socket.tracked(family, selection, until, |flow| self.tracked(&flow));
             self.read += listed?.ok_or(ListError::Late(within))?;
         }
         Ok(())
     }
 
-    /// Returns the entries of a family that the kernel can select; `None` = it lists all.
-    fn selected(&self, family: Family, filter: Filter) -> Option<Selected> {
+    /// Returns the entries of a family that the kernel can select.
+    fn selection(&self, family: Family, filter: Filter) -> Selection {
         let mut endpoints = self.question.endpoints.iter();
         if let (Filter::Both, Some(ip), None) = (filter, endpoints.next(), endpoints.next())
             && Family::of(*ip) == family
         {
-            let of = AddressPorts {
-                ip: *ip,
-                port: None,
-            };
-            return Some(Selected::RepliesFrom(of));
+            return Selection::RepliesFrom(*ip, None);
         }
         let of_family = self.frontends.keys().filter(|place| place.family() == family);
-        let mut found: Option<AddressPorts> = None;
+        let mut selection = Selection::Any;
         for place in of_family {
             let PacketTarget::Address { at, protocol } = *place else {
-                return None;
+                return Selection::Any;
             };
-            let port = Some((protocol, at.port()));
-            found = match found {
-                None => Some(AddressPorts { ip: at.ip(), port }),
-                Some(known) if known.ip == at.ip() => Some(AddressPorts {
-                    port: None,
-                    ..known
-                }),
-                Some(_) => return None,
+            let port = Some((protocol, Some(at.port())));
+            selection = match selection {
+                Selection::Any => Selection::To(Some(at.ip()), port),
+                Selection::To(ip, _) if ip == Some(at.ip()) => Selection::To(ip, None),
+                _ => return Selection::Any,
             };
         }
-        if filter == Filter::Nothing { None } else { found.map(Selected::To) }
+        if filter == Filter::Nothing { Selection::Any } else { selection }
     }
 
     /// Returns the ServicePort at a destination.

@@ -16,7 +16,7 @@ mod tracked;
 pub use any::AnyFlow;
 pub(crate) use reported::only_translated;
 pub use reported::{Ending, Reported};
-pub use tracked::{AddressPorts, Selected, Stage, Tracked, Traffic};
+pub use tracked::{Stage, Tracked, Traffic};
 
 /// `NFNL_SUBSYS_CTNETLINK << 8 | IPCTNL_MSG_CT_NEW`: the message that describes an entry.
 const ENTRY: u16 = 1 << 8;
@@ -156,41 +156,63 @@ pub fn replied_by(reply: Tuple) -> Request {
     })
 }
 
-/// The entries of a family that the kernel should list: those of UDP, if nothing else is said. Kernels before 5.8 list all
-/// entries for any selection, so the caller must check each entry of an answer again.
+/// A protocol and one of its ports; `None` = any.
+pub type ProtocolPort = Option<(Protocol, Option<u16>)>;
+
+/// The entries of a family that the kernel should list. Kernels before 5.8 list all entries for any selection, and any
+/// kernel those of all IPv6 addresses, so the caller must check each entry of an answer again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Selection {
-    /// All entries of all protocols.
-    Any,
     /// All entries.
-    All,
-    /// The entries to this destination, before translation.
-    To(SocketAddr),
-    /// The entries to any address and this port, before translation.
-    ToPort(u16),
-    /// The entries whose replies come from this address.
-    RepliesFrom(SocketAddr),
-    /// The entries of all protocols from this address, before translation.
+    Any,
+    /// The entries from an address, before translation.
     From(IpAddr),
-    /// The entries of all protocols whose replies come from this address.
-    RepliesOf(IpAddr),
+    /// The entries to an address (`None` = any), before translation.
+    To(Option<IpAddr>, ProtocolPort),
+    /// The entries whose replies come from an address.
+    RepliesFrom(IpAddr, ProtocolPort),
 }
 
 impl Selection {
+    /// All entries of UDP.
+    pub const UDP: Self = Self::To(None, Some((Protocol::Udp, None)));
+
     /// Returns the request for this selection.
     pub fn request(self, family: Family) -> Request {
-        let udp = |port| Some((Protocol::Udp, port));
-        match self {
-            Self::Any => list(family, &DESTINATION, None, None),
-            Self::All => list(family, &DESTINATION, None, udp(None)),
-            Self::To(to) => list(family, &DESTINATION, Some(to.ip()), udp(Some(to.port()))),
-            Self::ToPort(port) => list(family, &DESTINATION, None, udp(Some(port))),
-            Self::RepliesFrom(from) => {
-                list(family, &REPLIER, Some(from.ip()), udp(Some(from.port())))
+        let (end, ip, protocol) = match self {
+            Self::Any => (DESTINATION, None, None),
+            Self::From(ip) => (SOURCE, Some(ip), None),
+            Self::To(ip, protocol) => (DESTINATION, ip, protocol),
+            Self::RepliesFrom(ip, protocol) => (REPLIER, Some(ip), protocol),
+        };
+        // With an IPv6 address, kernels up to at least 6.1 list exactly the entries with other
+        // addresses (`ctnetlink_filter_match_tuple` reverses the result of ipv6_addr_cmp()).
+        let ip = if family == Family::V4 { ip } else { None };
+        Request::new("list conntrack entries", GET, nfproto(family), |w| {
+            if ip.is_none() && protocol.is_none() {
+                return;
             }
-            Self::From(ip) => list(family, &SOURCE, Some(ip), None),
-            Self::RepliesOf(ip) => list(family, &REPLIER, Some(ip), None),
-        }
+            let mut flags = 0;
+            w.nest(end.tuple, |w| {
+                if let Some(ip) = ip {
+                    flags |= end.by_ip;
+                    w.nest(CTA_TUPLE_IP, |w| write_ip(w, end.is_source, ip));
+                }
+                let Some((protocol, port)) = protocol else {
+                    return;
+                };
+                flags |= FILTER_PROTO_NUM;
+                w.nest(CTA_TUPLE_PROTO, |w| {
+                    w.u8(CTA_PROTO_NUM, protocol.number());
+                    if let Some(port) = port {
+                        flags |= end.by_port;
+                        w.bytes(end.port, &port.to_be_bytes());
+                    }
+                });
+            });
+            // The flags are in host byte order, unlike the rest.
+            w.nest(CTA_FILTER, |w| w.bytes(end.flags, &flags.to_ne_bytes()));
+        })
     }
 }
 
@@ -227,44 +249,6 @@ const SOURCE: TupleAttributes = TupleAttributes {
     flags: CTA_FILTER_ORIG_FLAGS,
     ..REPLIER
 };
-
-/// Returns the request for the entries of a family with an address, a protocol and its port at one end; `None` = any.
-/// Kernels before 5.8 list all entries anyway, and any kernel those of all IPv6 addresses.
-fn list(
-    family: Family,
-    end: &TupleAttributes,
-    ip: Option<IpAddr>,
-    protocol: Option<(Protocol, Option<u16>)>,
-) -> Request {
-    // With an IPv6 address, kernels up to at least 6.1 list exactly the entries with other
-    // addresses (`ctnetlink_filter_match_tuple` reverses the result of ipv6_addr_cmp()).
-    let ip = if family == Family::V4 { ip } else { None };
-    Request::new("list conntrack entries", GET, nfproto(family), |w| {
-        if ip.is_none() && protocol.is_none() {
-            return;
-        }
-        let mut flags = 0;
-        w.nest(end.tuple, |w| {
-            if let Some(ip) = ip {
-                flags |= end.by_ip;
-                w.nest(CTA_TUPLE_IP, |w| write_ip(w, end.is_source, ip));
-            }
-            let Some((protocol, port)) = protocol else {
-                return;
-            };
-            flags |= FILTER_PROTO_NUM;
-            w.nest(CTA_TUPLE_PROTO, |w| {
-                w.u8(CTA_PROTO_NUM, protocol.number());
-                if let Some(port) = port {
-                    flags |= end.by_port;
-                    w.bytes(end.port, &port.to_be_bytes());
-                }
-            });
-        });
-        // The flags are in host byte order, unlike the rest.
-        w.nest(CTA_FILTER, |w| w.bytes(end.flags, &flags.to_ne_bytes()));
-    })
-}
 
 /// Returns a request with a filter that no kernel has. A kernel with filters refuses it with
 /// `EOPNOTSUPP` or `EINVAL`; other kernels list everything.

@@ -2,7 +2,7 @@
 
 use std::cell::OnceCell;
 use std::collections::HashSet;
-use std::net::{IpAddr, SocketAddr};
+use std::net::IpAddr;
 
 use kplane_model::{Family, Protocol};
 use parking_lot::Mutex;
@@ -245,7 +245,7 @@ pub(super) fn selections(work: &Work, filter: Filter, size: Option<Size>) -> Vec
     let most = size.map_or(MAX_QUESTIONS, Size::questions);
     let by_ends = filter == Filter::Both && work.judged.iter().all(IpAddr::is_ipv4);
     let judged = if work.judged.is_empty() || by_ends && 2 * work.judged.len() <= most {
-        let ends = |ip: &IpAddr| [Selection::From(*ip), Selection::RepliesOf(*ip)];
+        let ends = |ip: &IpAddr| [Selection::From(*ip), Selection::RepliesFrom(*ip, None)];
         work.judged.iter().flat_map(ends).collect()
     } else {
         vec![Selection::Any]
@@ -257,17 +257,15 @@ pub(super) fn selections(work: &Work, filter: Filter, size: Option<Size>) -> Vec
         Filter::Both => true,
     };
     if work.everything || !can || questions > most {
-        let all = (judged != [Selection::Any]).then_some(Selection::All);
+        let all = (judged != [Selection::Any]).then_some(Selection::UDP);
         return all.into_iter().chain(judged).collect();
     }
+    let udp = |port| Some((Protocol::Udp, Some(port)));
     let frontends = work.frontends.iter().map(|at| match *at {
-        FrontendAddr::Address { ip, port, .. } => Selection::To(SocketAddr::new(ip, port)),
-        FrontendAddr::NodePort { port, .. } => Selection::ToPort(port),
+        FrontendAddr::Address { ip, port, .. } => Selection::To(Some(ip), udp(port)),
+        FrontendAddr::NodePort { port, .. } => Selection::To(None, udp(port)),
     });
-    let retired = work
-        .retired
-        .iter()
-        .map(|at| Selection::RepliesFrom(SocketAddr::new(at.ip, at.port)));
+    let retired = work.retired.iter().map(|at| Selection::RepliesFrom(at.ip, udp(at.port)));
     frontends.chain(retired).chain(judged).collect()
 }
 

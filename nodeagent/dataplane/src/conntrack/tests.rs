@@ -310,16 +310,18 @@ fn few_questions_are_asked_one_by_one_and_many_at_once() {
         let retired: Vec<u8> = (1..=retired).collect();
         selections(&work(frontends, &retired), filter, None)
     };
-    let to = Selection::To(CLUSTER_IP.parse().unwrap());
-    let from = Selection::RepliesFrom("10.244.1.1:5353".parse().unwrap());
+    let udp = |port| Some((Protocol::Udp, Some(port)));
+    let to = Selection::To(Some([10, 96, 0, 1].into()), udp(53));
+    let to_port = Selection::To(None, udp(30053));
+    let from = Selection::RepliesFrom([10, 244, 1, 1].into(), udp(5353));
     for (frontends, retired, filter, expected) in [
         (&[address(CLUSTER_IP)][..], 0, Filter::Both, to),
         (&[address(CLUSTER_IP)], 0, Filter::Destinations, to),
-        (&[address(CLUSTER_IP)], 0, Filter::Nothing, Selection::All),
+        (&[address(CLUSTER_IP)], 0, Filter::Nothing, Selection::UDP),
         (&[], 1, Filter::Both, from),
-        (&[], 1, Filter::Destinations, Selection::All),
-        (&[NODE_PORT], 0, Filter::Both, Selection::ToPort(30053)),
-        (&[], most + 1, Filter::Both, Selection::All),
+        (&[], 1, Filter::Destinations, Selection::UDP),
+        (&[NODE_PORT], 0, Filter::Both, to_port),
+        (&[], most + 1, Filter::Both, Selection::UDP),
     ] {
         assert_eq!(asked(frontends, retired, filter), [expected]);
     }
@@ -337,10 +339,10 @@ fn f1_questions_are_as_many_as_cost_less_than_one_list() {
         };
         selections(&work(&[], &retired), Filter::Both, Some(size))
     };
-    assert_ne!(asked(1, 0), [Selection::All]);
-    assert_eq!(asked(2, 1_000), [Selection::All]);
+    assert_ne!(asked(1, 0), [Selection::UDP]);
+    assert_eq!(asked(2, 1_000), [Selection::UDP]);
     assert_eq!(asked(10, 250_000).len(), 10);
-    assert_eq!(asked(50, 250_000), [Selection::All]);
+    assert_eq!(asked(50, 250_000), [Selection::UDP]);
 }
 
 /// The list of all flows, which policies may need, shows the flows of Services too. Few addresses are asked for one by one.

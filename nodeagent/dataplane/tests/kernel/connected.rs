@@ -51,7 +51,7 @@ fn a_huge_table_is_read_in_bounded_time_and_memory() {
         // The kernel finds the flows of one end.
         let [from, to] = [[127, 0, 0, 8], [127, 2, 0, 1]].map(IpAddr::from);
         UdpSocket::bind((from, 0)).unwrap().send_to(b"?", (to, 53)).unwrap();
-        for selection in [Selection::From(from), Selection::RepliesOf(to)] {
+        for selection in [Selection::From(from), Selection::RepliesFrom(to, None)] {
             let (mut listed, mut socket) = (0, NfSocket::open().unwrap());
             socket.dump_each(selection.request(Family::V4), |_| listed += 1).unwrap();
             assert_eq!(listed, 1, "{selection:?}");

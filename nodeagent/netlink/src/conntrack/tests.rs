@@ -134,8 +134,11 @@ fn a_deletion_always_names_a_tuple() {
 
 #[test]
 fn a_filter_names_the_parts_that_count() {
-    let to: SocketAddr = "10.96.0.10:53".parse().unwrap();
-    let request = Selection::To(to).request(Family::V4);
+    let to = Selection::To(
+        Some([10, 96, 0, 10].into()),
+        Some((Protocol::Udp, Some(53))),
+    );
+    let request = to.request(Family::V4);
     assert_eq!(
         request.bytes[HEADER_BYTES..],
         [
@@ -151,11 +154,14 @@ fn a_filter_names_the_parts_that_count() {
 /// Kernels compare IPv6 addresses the wrong way round, so requests name only ports.
 #[test]
 fn ipv6_filters_leave_addresses_out() {
-    let at: SocketAddr = "[fd96::a]:53".parse().unwrap();
+    let (ip, udp) = ("fd96::a".parse().unwrap(), Some((Protocol::Udp, Some(53))));
     for (selection, flags) in [
-        (Selection::To(at), FILTER_PROTO_NUM | FILTER_DST_PORT),
         (
-            Selection::RepliesFrom(at),
+            Selection::To(Some(ip), udp),
+            FILTER_PROTO_NUM | FILTER_DST_PORT,
+        ),
+        (
+            Selection::RepliesFrom(ip, udp),
             FILTER_PROTO_NUM | FILTER_SRC_PORT,
         ),
     ] {
@@ -167,6 +173,9 @@ fn ipv6_filters_leave_addresses_out() {
         let tuple = message.attributes().next().unwrap();
         assert!(tuple.children().get(CTA_TUPLE_IP).is_none());
     }
+    let alone = Selection::From(ip).request(Family::V6);
+    let message = Messages(&alone.bytes).next().unwrap();
+    assert_eq!(message.attributes().count(), 0);
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! Conntrack entries of all protocols, read to count them.
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::ops::ControlFlow;
 use std::time::Instant;
 
@@ -8,11 +8,10 @@ use kplane_model::{Family, Protocol};
 
 use super::{
     CTA_PROTO_DST_PORT, CTA_PROTO_NUM, CTA_PROTO_SRC_PORT, CTA_STATUS, CTA_TUPLE_IP,
-    CTA_TUPLE_ORIG, CTA_TUPLE_PROTO, CTA_TUPLE_REPLY, DESTINATION, ENTRY, REPLIER, Selection,
-    as_u16, list, parse_addresses,
+    CTA_TUPLE_ORIG, CTA_TUPLE_PROTO, CTA_TUPLE_REPLY, ENTRY, Selection, as_u16, parse_addresses,
 };
 use crate::attribute::Attribute;
-use crate::message::{Message, Request};
+use crate::message::Message;
 use crate::{NetlinkError, NfSocket};
 
 const CTA_PROTOINFO: u16 = 4;
@@ -219,35 +218,6 @@ fn parse_start(attribute: Attribute<'_>) -> Option<u64> {
     start.payload.try_into().ok().map(u64::from_be_bytes)
 }
 
-/// Entries that the kernel selects.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Selected {
-    /// The entries to an address, before translation.
-    To(AddressPorts),
-    /// The entries whose replies come from an address.
-    RepliesFrom(AddressPorts),
-}
-
-/// An address, with one of its ports or with all of them.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct AddressPorts {
-    /// The address.
-    pub ip: IpAddr,
-    /// Protocol and port; `None` = all.
-    pub port: Option<(Protocol, u16)>,
-}
-
-/// Returns the request for all entries of a family, or for a part of them. The caller must check each one.
-fn request(family: Family, selected: Option<Selected>) -> Request {
-    let (end, at) = match selected {
-        None => return Selection::Any.request(family),
-        Some(Selected::To(at)) => (&DESTINATION, at),
-        Some(Selected::RepliesFrom(at)) => (&REPLIER, at),
-    };
-    let protocol = at.port.map(|(protocol, port)| (protocol, Some(port)));
-    list(family, end, Some(at.ip), protocol)
-}
-
 impl NfSocket {
     /// Passes on each conntrack entry of a family as it comes: those that are selected, where the kernel can select them,
     /// or all. Returns `None` when the time was over before the end of the list, and
@@ -258,12 +228,12 @@ impl NfSocket {
     pub fn tracked(
         &mut self,
         family: Family,
-        selected: Option<Selected>,
+        selection: Selection,
         until: Instant,
         mut each: impl FnMut(Tracked),
     ) -> Result<Option<u64>, NetlinkError> {
         let mut read = 0_u64;
-        let whole = self.dump_until(request(family, selected), |message| {
+        let whole = self.dump_until(selection.request(family), |message| {
             read = read.saturating_add(1);
             if let Some(tracked) = Tracked::parse(message) {
                 each(tracked);
@@ -282,7 +252,6 @@ impl NfSocket {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::message::{HEADER_BYTES, Messages};
 
     #[test]
     fn states_of_the_kernel_are_parts_of_a_life() {
@@ -308,29 +277,5 @@ mod tests {
             let found = stage(protocol, state, is_replied);
             assert_eq!(found, expected, "{protocol} {state:?} {is_replied}");
         }
-    }
-
-    #[test]
-    fn a_selection_names_one_end() {
-        let at = |ip: &str, port| AddressPorts {
-            ip: ip.parse().unwrap(),
-            port,
-        };
-        let to = Selected::To(at("10.96.0.1", Some((Protocol::Tcp, 80))));
-        let bytes = request(Family::V4, Some(to)).bytes;
-        assert_eq!(
-            bytes[HEADER_BYTES..],
-            [
-                2, 0, 0, 0, // IPv4
-                36, 0, 1, 0x80, // CTA_TUPLE_ORIG
-                12, 0, 1, 0x80, 8, 0, 2, 0, 10, 96, 0, 1, // to
-                20, 0, 2, 0x80, 5, 0, 1, 0, 6, 0, 0, 0, 6, 0, 3, 0, 0, 80, 0, 0, // TCP, port
-                12, 0, 25, 0x80, 8, 0, 1, 0, 0b10_1010, 0, 0, 0, // CTA_FILTER
-            ]
-        );
-        // An IPv6 address alone is no selection.
-        let all = Selected::To(at("fd96::1", None));
-        let message = request(Family::V6, Some(all)).bytes;
-        assert_eq!(Messages(&message).next().unwrap().attributes().count(), 0);
     }
 }

@@ -128,7 +128,7 @@ fn all_reach(callers: &[Caller], whom: &str) -> Result<()> {
 fn flows(ns: &NetNs, family: Family) -> Result<Vec<Flow>> {
     ns.run(|| {
         let mut flows = Vec::new();
-        NfSocket::open()?.dump_each(Selection::All.request(family), |message| {
+        NfSocket::open()?.dump_each(Selection::UDP.request(family), |message| {
             flows.extend(Flow::parse(message));
         })?;
         Ok(flows)
