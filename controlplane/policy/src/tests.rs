@@ -11,3 +11,9 @@ mod rules;
 mod shares;
 mod size;
 mod steps;
+
+use crate::{
+    ClusterPolicy, Judgement, Labels, NetworkPolicy, Node, PeerSpec, Pod, Requirement, Rule,
+    Selector, TierRule,
+};
+use cluster::{Cluster, block, name, named};

@@ -1,5 +1,6 @@
 //! A node's agent: its client, desired state, engine and cache format are real; its kernel and its wire are scripted.
 
+use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
 
@@ -15,7 +16,7 @@ use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep_until, timeout};
 
 use crate::kernel::Kernel;
-use crate::ledger::{FITS, RESTS, lock};
+use crate::ledger::{Claim, FITS, RESTS, lock};
 use crate::plan::Crash;
 use crate::source::CLIFF;
 use crate::truth::node_name;
@@ -166,6 +167,13 @@ impl Agent {
         if !file.is_empty() && self.files.last() != Some(&*file) {
             self.files.push(file.clone());
         }
+    }
+
+    /// Checks what the kernel does with packets.
+    pub(crate) fn judge(&self, claim: Claim) {
+        let packets = Arc::clone(lock(&self.wire.ledger).packets());
+        let passing = self.kernel.passing_now(&packets);
+        lock(&self.wire.ledger).passes(self.node, passing, claim);
     }
 
     /// Returns the latest report of the engine.

@@ -1,9 +1,13 @@
 //! A node's kernel, scripted: it keeps what it is given, and may refuse, fail or be changed by another program.
+//!
+//! Services are kept as plans. NetworkPolicies are elements of nf_tables in memory, below the real driver.
 
 use std::collections::BTreeSet;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex};
 
+use kplane_dataplane::backend::nftables::TableKind;
+use kplane_dataplane::backend::nftables::memory::{MemoryKernel, PacketFate, TestPacket};
 use kplane_dataplane::backend::{
     Applied, ApplyError, Backend, Change, Failure, Notifications, Side, Verification, noop,
 };
@@ -12,6 +16,8 @@ use kplane_model::{Family, ServiceKey};
 use crate::ledger::{Shared, Sides, lock};
 use crate::oracle::{self, Key, key, planned};
 use crate::plan::Fault;
+use crate::reference::Packet;
+use crate::truth::node_address;
 
 /// The kernel of one node. It outlives the agent.
 #[derive(Clone, Debug)]
@@ -19,6 +25,8 @@ pub(crate) struct Kernel {
     node: u8,
     state: Arc<Mutex<State>>,
     ledger: Shared,
+    /// The tables of NetworkPolicies, if nodes enforce some.
+    tables: Option<MemoryKernel>,
 }
 
 #[derive(Debug, Default)]
@@ -31,6 +39,8 @@ struct State {
     broken: Option<Family>,
     /// Families whose next change is taken, but not answered.
     silent: Option<Family>,
+    /// The packets that passed after so many transactions of NetworkPolicies.
+    passing: Option<(u64, u64)>,
 }
 
 fn family_of(v6: bool) -> Family {
@@ -38,8 +48,9 @@ fn family_of(v6: bool) -> Family {
 }
 
 impl Kernel {
-    pub(crate) fn new(node: u8, ledger: Shared) -> Self {
+    pub(crate) fn new(node: u8, policies: bool, ledger: Shared) -> Self {
         Self {
+            tables: policies.then(|| MemoryKernel::new([node_address(node)])),
             node,
             state: Arc::default(),
             ledger,
@@ -57,9 +68,12 @@ impl Kernel {
                 known,
             }) as Box<dyn Side>
         };
+        let noop = noop::open_with(side);
+        let tables = self.tables.as_ref().map(MemoryKernel::open);
         Backend {
             notifications: Some(Box::new(self.clone())),
-            ..noop::open_with(side)
+            policies: tables.map_or(noop.policies, |tables| tables.policies),
+            ..noop
         }
     }
 
@@ -87,8 +101,39 @@ impl Kernel {
         }
     }
 
+    /// Returns which packets of the sample pass, as bits.
+    pub(crate) fn passing_now(&self, sample: &[Packet]) -> u64 {
+        let at = self.tables.as_ref().map_or(0, MemoryKernel::transactions);
+        let known = lock(&self.state).passing.filter(|(known, _)| *known == at);
+        if let Some((_, passing)) = known {
+            return passing;
+        }
+        let passing = self.passing(sample);
+        lock(&self.state).passing = Some((at, passing));
+        passing
+    }
+
+    /// Returns which of some packets pass, as bits.
+    pub(crate) fn passing(&self, packets: &[Packet]) -> u64 {
+        let Some(tables) = &self.tables else {
+            return u64::MAX;
+        };
+        let passes = |packet: &Packet| {
+            let port = Some((packet.protocol, packet.port));
+            let fates = tables.fates(&TestPacket::new(packet.from, packet.to, port));
+            !fates.contains(&PacketFate::Dropped(TableKind::Policies))
+        };
+        packets
+            .iter()
+            .enumerate()
+            .filter(|(_, packet)| passes(packet))
+            .fold(0, |bits, (bit, _)| bits | 1 << bit)
+    }
+
     /// The machine starts anew.
     pub(crate) fn reboot(&self) {
+        self.tables.iter().for_each(MemoryKernel::reboot);
+        lock(&self.ledger).rebooted(self.node);
         let mut state = lock(&self.state);
         let State {
             refused, broken, ..

@@ -1,6 +1,7 @@
 //! Everything that replicas have published, and what is known of agents.
 
 mod invariants;
+mod verdicts;
 
 use std::collections::{BTreeMap, BTreeSet, HashSet, VecDeque};
 use std::hash::{DefaultHasher, Hash, Hasher as _};
@@ -12,7 +13,10 @@ use kplane_desired_state::k8s::Kind;
 use kplane_model::Family;
 use tokio::time::Instant;
 
+pub(crate) use self::verdicts::Claim;
+use self::verdicts::{States, Verdicts};
 use crate::oracle::{Entry, Key, Side, expected, hash};
+use crate::reference::Packet;
 use crate::source::{Trust, View};
 use crate::truth::Truth;
 
@@ -34,6 +38,10 @@ pub(crate) const I3: &str = "I3: no agent applies what belongs to another node";
 pub(crate) const I4: &str =
     "I4: a Service that has endpoints before and after is never unprogrammed";
 pub(crate) const I5: &str = "I5: an agent reports no more than its kernel holds";
+
+pub(crate) const N1: &str = "N1: a kernel passes no packet that all states deny in which it may be";
+pub(crate) const N2: &str = "N2: a kernel drops no packet that all states allow in which it may be";
+pub(crate) const N3: &str = "N3: the control plane answers what NetworkPolicies say";
 
 pub(crate) const FITS: &str = "every update adds up to its digest";
 pub(crate) const RESTS: &str = "no part works without end";
@@ -66,6 +74,8 @@ struct Published {
     hashes: Vec<[u64; 2]>,
     /// Services that the replica's source lacks although they exist.
     missing: BTreeSet<u8>,
+    /// `None` until everything is listed that NetworkPolicies are about.
+    verdicts: Option<Verdicts>,
 }
 
 /// What is known of one agent.
@@ -92,6 +102,7 @@ struct Notes {
     holding: [bool; 2],
     /// Everything that the agent was sent and the kernel had, ever, by family.
     had: [BTreeMap<Key, Vec<Entry>>; 2],
+    states: States,
 }
 
 impl Notes {
@@ -110,6 +121,10 @@ pub(crate) struct Ledger {
     published: BTreeMap<Position, Published>,
     hashes: HashSet<(u8, usize, u64)>,
     agents: Vec<Notes>,
+    /// The packets about which each state is asked.
+    packets: Arc<[Packet]>,
+    /// What each replica's last state says of them, and the number of its changes.
+    judged: BTreeMap<u64, (u64, Verdicts)>,
     pub(crate) violation: Option<Violation>,
     trace: DefaultHasher,
     /// What happened, in words; empty unless asked for.
@@ -125,11 +140,13 @@ pub(crate) fn lock<T>(shared: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Ledger {
-    pub(crate) fn new(nodes: u8, reported: bool) -> Shared {
+    pub(crate) fn new(nodes: u8, packets: Vec<Packet>, reported: bool) -> Shared {
         Arc::new(Mutex::new(Self {
             published: BTreeMap::new(),
             hashes: HashSet::new(),
             agents: (0..nodes).map(|_| Notes::default()).collect(),
+            packets: packets.into(),
+            judged: BTreeMap::new(),
             violation: None,
             trace: DefaultHasher::new(),
             story: reported.then(Vec::new),
@@ -164,20 +181,24 @@ impl Ledger {
             before.latest.clone_from(&view.versions);
             return;
         }
+        let verdicts = self.verdicts(at.0, view);
         let nodes = u8::try_from(self.agents.len()).unwrap_or(0);
         let side = |node, family| Arc::new(expected(&view.objects, node, family));
         let states: Vec<_> =
             (0..nodes).map(|node| Family::ALL.map(|family| side(node, family))).collect();
         let hashes: Vec<_> =
             states.iter().map(|sides| sides.each_ref().map(|side| hash(side))).collect();
-        self.note(("published", at, &hashes), || {
+        self.note(("published", at, &hashes, &verdicts), || {
             format!("epoch {} publishes revision {}", at.0, at.1)
         });
         if let Some(before) = self.published.get_mut(&at) {
             before.trust = before.trust.max(view.trust());
             before.latest.clone_from(&view.versions);
             before.change = view.change;
-            if before.hashes != hashes {
+            let differs =
+                before.verdicts.as_ref().is_some_and(|known| Some(known) != verdicts.as_ref());
+            before.verdicts = verdicts;
+            if before.hashes != hashes || differs {
                 let text = format!(
                     "epoch {} changed without a new revision after {}",
                     at.0, at.1
@@ -199,6 +220,7 @@ impl Ledger {
             latest: view.versions.clone(),
             nodes: states,
             hashes,
+            verdicts,
         };
         self.published.insert(at, published);
     }
@@ -235,6 +257,7 @@ impl Ledger {
                 notes.knows(family, side);
             }
         }
+        self.may_be_in(node, at);
     }
 
     /// Notes that an agent starts with a cache file of this position.
@@ -243,9 +266,10 @@ impl Ledger {
             format!("the agent of n{node} starts; it remembers {remembers:?}")
         });
         let notes = &mut self.agents[usize::from(node)];
-        let (floors, had) = (
+        let (floors, had, states) = (
             std::mem::take(&mut notes.floors),
             std::mem::take(&mut notes.had),
+            std::mem::take(&mut notes.states),
         );
         let floor = remembers.and_then(|at| floors.get(&at).cloned());
         *notes = Notes {
@@ -254,8 +278,12 @@ impl Ledger {
             delivered: remembers.into_iter().map(|at| (at, false)).collect(),
             floors,
             had,
+            states,
             ..Notes::default()
         };
+        if let Some(at) = remembers {
+            self.may_be_in(node, at);
+        }
     }
 }
 

@@ -102,7 +102,7 @@ pub(crate) fn peer_probe(links: &SharedLinks, from: u8) -> PeerProbe {
             let reaches = |target: &pb::ReachTarget| {
                 let links = lock(&links);
                 let nodes = 0..u8::try_from(links.dark.len()).unwrap();
-                let is_it = |node: &u8| target.addresses.contains(&node_address(*node));
+                let is_it = |node: &u8| target.addresses.contains(&node_address(*node).to_string());
                 nodes.clone().find(is_it).is_some_and(|to| links.reaches(from, to))
             };
             let nodes: Vec<bool> = question.nodes.iter().map(reaches).collect();

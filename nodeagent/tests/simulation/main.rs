@@ -5,6 +5,10 @@
 //! still between events. After each event the invariants I1 to I5 are checked against an oracle. The same seed does the
 //! same again, except for the wall clock, by which nothing is ordered.
 //!
+//! In every other seed nodes enforce NetworkPolicies, in nf_tables in memory below the real driver. Policies of all kinds,
+//! Namespaces, Pods and their addresses change, and a sample of packets is asked of each kernel and of `reference.rs`, which
+//! is written from the text of the API. The invariants N1 to N3 are about these.
+//!
 //! ```text
 //! cargo test -p kp-nodeagent --test simulation -- --seeds 10000     seeds 0, 1, ..
 //! cargo test -p kp-nodeagent --test simulation -- --seed 7          one seed, and the story of it
@@ -26,12 +30,14 @@ mod ledger;
 mod links;
 mod oracle;
 mod plan;
+mod reference;
 mod replica;
 mod run;
 mod source;
 mod truth;
 mod wire;
 mod world;
+mod written;
 
 use std::process::ExitCode;
 

@@ -105,7 +105,7 @@ pub(crate) fn planned(plan: &ServicePlan) -> Entry {
 /// Returns what a node must have in a family, if these are all objects.
 pub(crate) fn expected(objects: &Objects, node: u8, family: Family) -> Side {
     let zone = match objects.get(&Id::Node(node)).map(|(_, object)| &**object) {
-        Some(Object::Node { zone }) => Some(*zone),
+        Some(Object::Node { zone, .. }) => Some(*zone),
         _ => None,
     };
     let mut side = Side::new();
@@ -137,7 +137,7 @@ fn pods_of(objects: &Objects, service: u8, family: Family) -> Vec<Pod> {
         .filter_map(|number| objects.get(&Id::Slice(service, number)))
         .flat_map(|(_, object)| match &**object {
             Object::Slice(pods) => pods.clone(),
-            Object::Service(_) | Object::Node { .. } => Vec::new(),
+            _ => Vec::new(),
         })
         .collect()
 }

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use crate::dice::Dice;
 use crate::source::Lacking;
+use crate::truth::OF_SERVICES;
 
 /// A simulation before it runs.
 #[derive(Clone, Debug)]
@@ -16,6 +17,10 @@ pub(crate) struct Plan {
     pub(crate) snapshots: u32,
     /// Links between machines break, and replicas look for dead nodes.
     pub(crate) dark: bool,
+    /// Nodes enforce NetworkPolicies.
+    pub(crate) policies: bool,
+    /// Nodes have ranges for their Pods.
+    pub(crate) ranged: bool,
     /// Each step, and the time after it.
     pub(crate) steps: Vec<(Step, Duration)>,
 }
@@ -33,6 +38,8 @@ pub(crate) enum Step {
     /// A Node is written, in a zone.
     Node(u8, u8),
     NoNode(u8),
+    /// Something that NetworkPolicies are about is written or deleted, which a seed chooses.
+    Policies(u64),
     /// Several changes at once, before anybody sees one of them.
     Batch(Vec<Self>),
     /// A replica's watches say nothing, or are up to date again.
@@ -99,6 +106,8 @@ pub(crate) enum Fault {
 
 /// Tells the dice of links from those of everything else.
 const LINKS: u64 = 0x11_4b5;
+/// The same of NetworkPolicies.
+const POLICIES: u64 = 0x9011_c1e5;
 
 impl Plan {
     /// Returns the plan of a seed.
@@ -106,11 +115,14 @@ impl Plan {
         let mut dice = Dice::new(seed);
         let mut links = Dice::new(seed ^ LINKS);
         let dark = links.one_in(4);
+        let mut policies = Dice::new(seed ^ POLICIES);
         let mut plan = Self {
             seed,
             replicas: 1 + usize::from(dice.small(3)),
             nodes: 1 + dice.small(3) + if dark { 3 } else { 0 },
             dark,
+            policies: policies.one_in(2),
+            ranged: !policies.one_in(4),
             services: 3 + dice.small(6),
             snapshots: if dice.one_in(4) { 1 } else { 500 },
             steps: Vec::new(),
@@ -125,6 +137,11 @@ impl Plan {
         for service in 0..plan.services {
             plan.push(Step::Service(service, dice.small(128)), Duration::ZERO);
             plan.push(Step::Slice(service, 0, dice.number()), Duration::ZERO);
+        }
+        if plan.policies {
+            for _ in 0..8 + policies.below(14) {
+                plan.push(Step::Policies(policies.number()), Duration::ZERO);
+            }
         }
         for replica in 0..plan.replicas {
             let lacking = plan.lacking(&mut dice, 12);
@@ -145,7 +162,35 @@ impl Plan {
             plan.push(step, wait);
         }
         plan.break_links(&mut links, last + 1);
+        plan.change_policies(&mut policies, last + 1);
         plan
+    }
+
+    /// Adds changes of NetworkPolicies to the steps after the start.
+    fn change_policies(&mut self, dice: &mut Dice, after: usize) {
+        for _ in 0..if self.policies { 8 + dice.below(20) } else { 0 } {
+            let replica = usize::try_from(dice.below(self.replicas as u64)).unwrap_or(0);
+            let step = match dice.below(20) {
+                0..13 => Step::Policies(dice.number()),
+                13..16 => Step::Batch(
+                    (0..2 + dice.below(6)).map(|_| Step::Policies(dice.number())).collect(),
+                ),
+                16..18 => {
+                    let kind = OF_SERVICES + usize::from(dice.small(4));
+                    Step::Watch(replica, kind, 1 + usize::from(dice.small(3)))
+                }
+                _ => Step::List(replica, lacking_policies(dice)),
+            };
+            let at = self.place(dice, after);
+            let most = if dice.one_in(8) { 3_000 } else { 100 };
+            self.steps.insert(at, (step, dice.time(most)));
+        }
+    }
+
+    /// Returns a random place among the steps after the start.
+    fn place(&self, dice: &mut Dice, after: usize) -> usize {
+        let len = (self.steps.len() - after) as u64;
+        after + usize::try_from(dice.below(len)).unwrap_or(0)
     }
 
     /// Adds broken links to the steps after the start.
@@ -158,8 +203,7 @@ impl Plan {
                 2 => Step::Apart(mask, time),
                 _ => Step::Split(mask, time),
             };
-            let len = (self.steps.len() - after) as u64;
-            let at = after + usize::try_from(dice.below(len)).unwrap_or(0);
+            let at = self.place(dice, after);
             let most = if dice.one_in(2) { 9_000 } else { 100 };
             let wait = dice.time(most);
             self.steps.insert(at, (step, wait));
@@ -234,6 +278,7 @@ impl Plan {
         Lacking {
             services: some(),
             slices: some(),
+            ..Lacking::default()
         }
     }
 
@@ -244,6 +289,24 @@ impl Plan {
             3 => Fault::LostAnswer(dice.one_in(2)),
             _ => Fault::None,
         }
+    }
+}
+
+/// Returns some objects of NetworkPolicies for a list to lack, half of the times.
+fn lacking_policies(dice: &mut Dice) -> Lacking {
+    let mut some = || {
+        let random = u16::try_from(dice.below(1 << 12)).unwrap_or(0);
+        match dice.below(8) {
+            0 => u16::MAX,
+            1 => random,
+            2..4 => 1 << dice.small(12),
+            _ => 0,
+        }
+    };
+    Lacking {
+        pods: some(),
+        policies: some(),
+        ..Lacking::default()
     }
 }
 

@@ -7,15 +7,17 @@ use kplane_agents::hub::{Hub, Seen};
 use kplane_agents::identity::{self, AuditLog, Authenticator};
 use kplane_agents::streams::AgentServer;
 use kplane_agents::{failure_detector, suspects};
-use kplane_desired_state::admission::Admission;
-use kplane_desired_state::index::{CliffGuard, Guarded};
+use kplane_desired_state::admission::{Admission, Enforce};
+use kplane_desired_state::index::{CliffGuard, Guarded, Index};
 use kplane_desired_state::k8s::Kind;
 use kplane_desired_state::source::{Batch, kubernetes};
+use kplane_policy::End;
 use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep};
 
-use crate::ledger::{Shared, lock};
+use crate::ledger::{N3, Shared, lock};
 use crate::links::{self, SharedLinks};
+use crate::reference::{Cluster, Packet};
 use crate::source::{CLIFF, Lacking, Said, Source, View};
 use crate::truth::{KINDS, Truth};
 use crate::wire::Listener;
@@ -24,11 +26,16 @@ use crate::wire::Listener;
 /// compete for them, and the runtime's order of these is random.
 const LISTING: Duration = Duration::from_millis(5);
 
+/// Packets about which the control plane is asked after a change.
+const ASKED: usize = 3;
+
 #[derive(Debug)]
 pub(crate) struct Replica {
     pub(crate) hub: Arc<Hub>,
     pub(crate) listener: Listener,
     pub(crate) view: View,
+    /// Nodes enforce NetworkPolicies.
+    policies: bool,
     source: Source,
     batches: mpsc::Sender<Batch>,
     ledger: Shared,
@@ -46,6 +53,7 @@ impl Replica {
     pub(crate) fn start(
         epoch: u64,
         snapshots: u32,
+        policies: bool,
         watched: Option<(SharedLinks, u8)>,
         ledger: Shared,
     ) -> Self {
@@ -55,11 +63,15 @@ impl Replica {
             share: u8::try_from(CLIFF.0).unwrap_or(100),
             minimum: CLIFF.1,
         };
-        let (hub, index) = Hub::new(epoch, kubernetes::NAME, Admission::default(), guard, inbox);
+        let admission = Admission {
+            network_policies: policies.then_some(Enforce::On),
+            ..Admission::default()
+        };
+        let (hub, index) = Hub::new(epoch, kubernetes::NAME, admission, guard, inbox);
         tokio::spawn(index);
         hub.streams().snapshots.limit(snapshots);
         hub.upstream().set_cluster_id("simulated".to_owned());
-        Kind::ALL.iter().for_each(|kind| hub.upstream().begin(*kind));
+        kinds(policies).iter().for_each(|kind| hub.upstream().begin(*kind));
         if let Some((links, nodes)) = watched {
             hub.suspects().set_mode(suspects::Mode::Observe);
             let (watched, stop) = (Arc::clone(&hub), hub.shutdown().clone());
@@ -91,8 +103,9 @@ impl Replica {
         Self {
             hub,
             listener,
-            view: View::default(),
-            source: Source::default(),
+            view: View::new(policies),
+            policies,
+            source: Source::new(policies),
             batches,
             ledger,
             snapshots,
@@ -113,7 +126,8 @@ impl Replica {
             self.hear(truth, vec![Said::Doubts(true)]).await;
         }
         let version = truth.head().saturating_sub(late);
-        for said in self.source.begin(truth, version, lacking) {
+        let reverse = self.listener.epoch.is_multiple_of(2);
+        for said in self.source.begin(truth, version, lacking, reverse) {
             self.hear(truth, said).await;
             if self.snapshots > 1 {
                 sleep(LISTING).await;
@@ -139,13 +153,13 @@ impl Replica {
         self.touch();
     }
 
-    /// Delivers another list of Services and slices.
+    /// Delivers another list of each kind but nodes.
     pub(crate) async fn list(&mut self, truth: &Truth, lacking: Lacking) {
         if self.cut_off {
             return;
         }
         self.misled |= lacking != Lacking::default();
-        for kind in [Kind::Service, Kind::EndpointSlice] {
+        for kind in self.source.confirming() {
             let said = self.source.list(truth, kind, lacking);
             self.hear(truth, said).await;
         }
@@ -181,8 +195,34 @@ impl Replica {
         self.batches.send(batch).await.unwrap();
         // The index answers in the order of what it gets, so it has the batch now.
         drop(self.hub.index().look(|_| ()).await);
+        let before = self.view.policy_change;
         self.view.hear(&said);
         self.published(truth);
+        if before != self.view.policy_change && self.view.has_policies() {
+            self.ask().await;
+        }
+    }
+
+    /// Asks the control plane about some packets.
+    async fn ask(&self) {
+        let packets = Arc::clone(lock(&self.ledger).packets());
+        let from = usize::try_from(self.view.policy_change).unwrap_or(0) % packets.len();
+        let asked: Vec<_> = packets.iter().cycle().skip(from).take(ASKED).copied().collect();
+        let of_index = asked.clone();
+        let judge = move |index: &Index| {
+            let policies = index.policies()?;
+            let judge = |packet: &Packet| {
+                let [from, to] = [packet.from, packet.to].map(End::Address);
+                policies.judge(&from, &to, packet.protocol, packet.port)
+            };
+            Some(of_index.iter().map(judge).collect::<Vec<_>>())
+        };
+        let judged = self.hub.index().look(judge).await.ok().flatten().unwrap_or_default();
+        let cluster = Cluster::of(&self.view.objects);
+        let mut answers = asked.iter().zip(&judged);
+        if let Some(text) = answers.find_map(|(packet, judged)| cluster.compare(packet, judged)) {
+            lock(&self.ledger).break_invariant(N3, text);
+        }
     }
 
     /// Notes what the store must have now. No agent has any of it yet, because the network takes time.
@@ -198,16 +238,16 @@ impl Replica {
     /// The source has heard from the API server.
     pub(crate) fn touch(&self) {
         if !self.cut_off {
-            touch(&self.hub);
+            for kind in kinds(self.policies) {
+                self.hub.upstream().update(*kind, |state| {
+                    state.current_at = Some(Instant::now());
+                    state.synced = true;
+                });
+            }
         }
     }
 }
 
-fn touch(hub: &Hub) {
-    for kind in Kind::ALL {
-        hub.upstream().update(kind, |state| {
-            state.current_at = Some(Instant::now());
-            state.synced = true;
-        });
-    }
+fn kinds(policies: bool) -> &'static [Kind] {
+    if policies { &Kind::WITH_POLICIES } else { &Kind::ALL }
 }

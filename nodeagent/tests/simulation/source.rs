@@ -9,7 +9,7 @@ use kplane_desired_state::freshness::Versions;
 use kplane_desired_state::k8s::Kind;
 use kplane_desired_state::source::{Event, Located};
 
-use crate::truth::{Id, KINDS, Object, Objects, SLICE_V6, SLICES, Truth};
+use crate::truth::{Id, KINDS, OF_SERVICES, Object, Objects, SLICE_V6, SLICES, Truth};
 
 /// The share of the Services, in percent, that may be lost at once, and the number that always may.
 pub(crate) const CLIFF: (usize, usize) = (30, 2);
@@ -57,26 +57,46 @@ impl Said {
 }
 
 /// What a source knows.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Source {
+    kinds: &'static [Kind],
     known: BTreeMap<Id, u64>,
     versions: BTreeMap<Kind, Versions>,
 }
 
 impl Source {
-    /// Returns the first lists, which show the objects of a version, without some Services or their slices.
+    /// Creates a source of Services, and of NetworkPolicies if there are some.
+    pub(crate) fn new(policies: bool) -> Self {
+        Self {
+            kinds: if policies { &KINDS } else { &KINDS[..OF_SERVICES] },
+            known: BTreeMap::new(),
+            versions: BTreeMap::new(),
+        }
+    }
+
+    /// Returns the kinds of which a second list confirms the first.
+    pub(crate) fn confirming(&self) -> impl Iterator<Item = Kind> + use<> {
+        self.kinds.iter().copied().filter(|kind| *kind != Kind::Node)
+    }
+
+    /// Returns the first lists, which show the objects of a version, without some of them. Kinds come in two orders.
     pub(crate) fn begin(
         &mut self,
         truth: &Truth,
         version: u64,
         lacking: Lacking,
+        reverse: bool,
     ) -> Vec<Vec<Said>> {
         let objects = truth.at(version);
         let mut batches = vec![vec![
             Said::Begin(Kind::ServiceCidr),
             Said::End(Kind::ServiceCidr),
         ]];
-        for kind in KINDS {
+        let mut kinds = self.kinds.to_vec();
+        if reverse && kinds.len() > OF_SERVICES {
+            kinds.reverse();
+        }
+        for kind in kinds {
             let named = objects.iter().filter(|(id, _)| id.kind() == kind && !lacking.has(**id));
             let mut said = vec![Said::Begin(kind)];
             let mut changed = 0;
@@ -180,11 +200,13 @@ impl Source {
     }
 }
 
-/// The Services that a list lacks, as bits: the objects, or their slices.
+/// What a list lacks, as bits: Services, slices of Services, Pods, and other objects of NetworkPolicies.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Lacking {
     pub(crate) services: u16,
     pub(crate) slices: u16,
+    pub(crate) pods: u16,
+    pub(crate) policies: u16,
 }
 
 impl Lacking {
@@ -193,6 +215,10 @@ impl Lacking {
             Id::Service(number) => self.services & (1 << number) != 0,
             Id::Slice(number, _) => self.slices & (1 << number) != 0,
             Id::Node(_) => false,
+            Id::Pod(number) => self.pods & (1 << number) != 0,
+            Id::Policy(number) => self.policies & (1 << number) != 0,
+            Id::Tiers(number) => self.policies & (1 << (6 + number)) != 0,
+            Id::Namespace(number) => self.policies & (1 << (9 + number)) != 0,
         }
     }
 }
@@ -208,8 +234,11 @@ pub(crate) enum Trust {
 /// The objects that a replica must publish after what its source said.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct View {
-    /// The number of changes of objects.
+    /// The number of changes of objects, and of those that NetworkPolicies are about.
     pub(crate) change: u64,
+    pub(crate) policy_change: u64,
+    /// Nodes enforce NetworkPolicies.
+    enforces: bool,
     pub(crate) objects: Objects,
     /// Objects that are kept although the source does not name them.
     held: BTreeSet<Id>,
@@ -222,8 +251,20 @@ pub(crate) struct View {
 }
 
 impl View {
+    pub(crate) fn new(enforces: bool) -> Self {
+        Self {
+            enforces,
+            ..Self::default()
+        }
+    }
+
     pub(crate) fn is_synced(&self) -> bool {
-        self.listed.len() == Kind::ALL.len()
+        Kind::ALL.iter().all(|kind| self.listed.contains(kind))
+    }
+
+    /// Returns whether everything is listed that NetworkPolicies are about.
+    pub(crate) fn has_policies(&self) -> bool {
+        self.enforces && KINDS.iter().all(|kind| self.listed.contains(kind))
     }
 
     pub(crate) fn trust(&self) -> Trust {
@@ -252,7 +293,10 @@ impl View {
                 Said::Vanished(ids) => unnamed.extend(ids.iter().copied()),
                 Said::Looked(kind) => self.looked(*kind, &mut unnamed),
                 Said::Begin(_) => {}
-                Said::End(kind) => drop(self.listed.insert(*kind)),
+                Said::End(kind) => {
+                    self.changes(false);
+                    self.listed.insert(*kind);
+                }
                 Said::Doubts(doubt) => {
                     self.answered &= *doubt;
                     self.doubt = *doubt;
@@ -260,7 +304,8 @@ impl View {
                 Said::Version(kind, versions) => drop(self.versions.insert(*kind, *versions)),
             }
         }
-        let cliff = live && self.is_cliff(&unnamed, services, &served);
+        let cliff =
+            live && (self.is_cliff(&unnamed, services, &served) || self.is_policy_cliff(&unnamed));
         for id in unnamed {
             let of_held =
                 matches!(id, Id::Slice(service, _) if self.held.contains(&Id::Service(service)));
@@ -285,8 +330,13 @@ impl View {
         !self.held.is_empty()
     }
 
-    fn put(&mut self, id: Id, at: u64, object: &Arc<Object>) {
+    fn changes(&mut self, services_only: bool) {
         self.change += 1;
+        self.policy_change += u64::from(!services_only);
+    }
+
+    fn put(&mut self, id: Id, at: u64, object: &Arc<Object>) {
+        self.changes(!id.is_for_policies());
         self.held.remove(&id);
         self.objects.insert(id, (at, Arc::clone(object)));
         if let Id::Slice(service, _) = id
@@ -300,16 +350,16 @@ impl View {
     }
 
     fn let_go(&mut self, id: Id) {
-        self.change += 1;
+        self.changes(!id.is_for_policies());
         self.held.remove(&id);
         self.objects.remove(&id);
     }
 
     fn looked(&mut self, kind: Kind, unnamed: &mut BTreeSet<Id>) {
         self.looked.insert(kind);
-        self.confirmed |= [Kind::Service, Kind::EndpointSlice]
-            .iter()
-            .all(|kind| self.looked.contains(kind));
+        let kinds = if self.enforces { &KINDS[..] } else { &KINDS[..OF_SERVICES] };
+        self.confirmed |=
+            kinds.iter().all(|kind| *kind == Kind::Node || self.looked.contains(kind));
         let agreed: Vec<Id> = self
             .held
             .iter()
@@ -370,6 +420,22 @@ impl View {
         });
         is_cliff(services.len(), all.saturating_sub(held))
             || is_cliff(emptied.count(), served.len().saturating_sub(held))
+    }
+}
+
+impl View {
+    /// Returns whether too many objects of one kind of those that NetworkPolicies are about are not named.
+    fn is_policy_cliff(&self, unnamed: &BTreeSet<Id>) -> bool {
+        let kinds: [&[Kind]; 3] = [
+            &[Kind::NetworkPolicy, Kind::ClusterNetworkPolicy],
+            &[Kind::Namespace],
+            &[Kind::Pod],
+        ];
+        kinds.into_iter().any(|kinds| {
+            let of = |id: &&Id| kinds.contains(&id.kind()) && !self.held.contains(id);
+            let lost = unnamed.iter().filter(of).count();
+            is_cliff(lost, self.objects.keys().filter(of).count())
+        })
     }
 }
 

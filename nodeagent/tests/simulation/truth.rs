@@ -5,14 +5,27 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::sync::Arc;
 
 use kplane_desired_state::k8s::{self, Kind};
-use kplane_model::Family;
+use kplane_model::{Cidr, Family};
+use kplane_policy::{ClusterPolicy, Labels, NetworkPolicy};
 
 use crate::dice::Dice;
+use crate::written::{self, NAMESPACES, PODS, POLICIES, TIERS, Workload};
 
-/// The kinds that change. (The cluster has no ServiceCIDR.)
-pub(crate) const KINDS: [Kind; 3] = [Kind::Service, Kind::EndpointSlice, Kind::Node];
+/// The kinds that change: those that Services need, and those of NetworkPolicies. (The cluster has no ServiceCIDR.)
+pub(crate) const KINDS: [Kind; 7] = [
+    Kind::Service,
+    Kind::EndpointSlice,
+    Kind::Node,
+    Kind::NetworkPolicy,
+    Kind::ClusterNetworkPolicy,
+    Kind::Namespace,
+    Kind::Pod,
+];
 
-/// The namespace of all objects.
+/// The number of the kinds that Services need.
+pub(crate) const OF_SERVICES: usize = 3;
+
+/// The namespace of Services.
 pub(crate) const NAMESPACE: &str = "sim";
 
 /// Slices that a Service may have: two with IPv4 addresses, and one with IPv6.
@@ -26,13 +39,25 @@ pub(crate) enum Id {
     Service(u8),
     Slice(u8, u8),
     Node(u8),
+    Policy(u8),
+    Tiers(u8),
+    Namespace(u8),
+    Pod(u8),
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Object {
     Service(Service),
     Slice(Vec<Pod>),
-    Node { zone: u8 },
+    /// A node, with ranges for its Pods or without.
+    Node {
+        zone: u8,
+        ranged: bool,
+    },
+    Policy(NetworkPolicy),
+    Tiers(ClusterPolicy),
+    Namespace(Labels),
+    Pod(Workload),
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -133,13 +158,24 @@ impl Id {
             Self::Service(_) => Kind::Service,
             Self::Slice(..) => Kind::EndpointSlice,
             Self::Node(_) => Kind::Node,
+            Self::Policy(_) => Kind::NetworkPolicy,
+            Self::Tiers(_) => Kind::ClusterNetworkPolicy,
+            Self::Namespace(_) => Kind::Namespace,
+            Self::Pod(_) => Kind::Pod,
         }
+    }
+
+    /// Returns whether NetworkPolicies are about the object.
+    pub(crate) fn is_for_policies(self) -> bool {
+        !matches!(self, Self::Service(_) | Self::Slice(..))
     }
 
     pub(crate) fn to_kubernetes(self) -> k8s::ObjectId {
         let namespace = match self {
-            Self::Node(_) => "",
+            Self::Node(_) | Self::Tiers(_) | Self::Namespace(_) => "",
             Self::Service(_) | Self::Slice(..) => NAMESPACE,
+            Self::Policy(number) => split(&POLICIES, number).0,
+            Self::Pod(number) => split(&PODS, number).0,
         };
         k8s::ObjectId {
             kind: self.kind(),
@@ -148,11 +184,15 @@ impl Id {
         }
     }
 
-    fn name(self) -> Arc<str> {
+    pub(crate) fn name(self) -> Arc<str> {
         match self {
             Self::Service(number) => format!("s{number}").into(),
             Self::Slice(service, number) => format!("s{service}-{number}").into(),
             Self::Node(number) => node_name(number),
+            Self::Policy(number) => split(&POLICIES, number).1.into(),
+            Self::Pod(number) => split(&PODS, number).1.into(),
+            Self::Tiers(number) => TIERS[usize::from(number)].into(),
+            Self::Namespace(number) => NAMESPACES[usize::from(number)].into(),
         }
     }
 
@@ -166,9 +206,19 @@ impl Id {
     }
 }
 
+fn split(names: &[&'static str], number: u8) -> (&'static str, &'static str) {
+    names[usize::from(number)].split_once('/').unwrap()
+}
+
 /// Returns the address of a node's machine.
-pub(crate) fn node_address(number: u8) -> String {
-    format!("10.9.1.{number}")
+pub(crate) fn node_address(number: u8) -> IpAddr {
+    Ipv4Addr::new(10, 9, 1, number).into()
+}
+
+/// Returns the ranges of a node's Pods.
+pub(crate) fn pod_ranges(number: u8) -> [Cidr; 2] {
+    let first = 2 * number;
+    [format!("10.0.0.{first}/31"), format!("fd00::{first:x}/127")].map(|text| text.parse().unwrap())
 }
 
 pub(crate) fn node_name(number: u8) -> Arc<str> {
@@ -313,25 +363,50 @@ impl Object {
             (Self::Slice(pods), Id::Slice(service, number)) => {
                 k8s::Object::EndpointSlice(slice(service, number, pods))
             }
-            (Self::Node { zone }, Id::Node(number)) => {
+            (Self::Node { zone, ranged }, Id::Node(number)) => {
                 let address = k8s::NodeAddress {
                     type_: "InternalIP".to_owned(),
-                    address: node_address(number),
+                    address: node_address(number).to_string(),
                 };
                 let mut metadata = id.metadata();
-                let zone = (k8s::ZONE_LABEL.into(), zone_name(*zone));
-                metadata.labels = Some([zone].into_iter().collect());
+                let zone_label = (k8s::ZONE_LABEL.into(), zone_name(*zone));
+                metadata.labels = Some([zone_label].into_iter().collect());
+                let ranges = pod_ranges(number).map(|range| range.to_string()).to_vec();
                 k8s::Object::Node(k8s::Node {
                     metadata,
+                    labels: node_labels(*zone),
+                    spec: k8s::NodeSpec {
+                        pod_cidrs: ranged.then_some(ranges),
+                        ..k8s::NodeSpec::default()
+                    },
                     status: k8s::NodeStatus {
                         addresses: Some(vec![address]),
                     },
-                    ..k8s::Node::default()
                 })
             }
+            (Self::Policy(policy), _) => {
+                k8s::Object::NetworkPolicy(written::network_policy(id.metadata(), policy))
+            }
+            (Self::Tiers(policy), _) => {
+                k8s::Object::ClusterNetworkPolicy(written::cluster_policy(id.metadata(), policy))
+            }
+            (Self::Namespace(labels), _) => {
+                k8s::Object::Namespace(written::namespace(id.metadata(), labels))
+            }
+            (Self::Pod(workload), _) => k8s::Object::Pod(written::pod(id.metadata(), workload)),
             (object, id) => panic!("{id:?} is {object:?}"),
         }
     }
+}
+
+/// Returns the labels of a node in a zone. Selectors use the second.
+pub(crate) fn node_labels(zone: u8) -> Labels {
+    [
+        (k8s::ZONE_LABEL.into(), zone_name(zone)),
+        ("zone".into(), zone.to_string().into()),
+    ]
+    .into_iter()
+    .collect()
 }
 
 fn slice(service: u8, number: u8, pods: &[Pod]) -> k8s::EndpointSlice {

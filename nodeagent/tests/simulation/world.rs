@@ -3,19 +3,22 @@
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use kp_nodeagent::desired::Position;
 use kplane_model::Family;
 use tokio::time::{Instant, sleep};
 
 use crate::agent::Agent;
 use crate::kernel::Kernel;
-use crate::ledger::{I2, Ledger, Shared, lock, names};
+use crate::ledger::{Claim, I2, Ledger, Shared, lock, names};
 use crate::links::{Links, SharedLinks};
 use crate::oracle::{Side, expected};
 use crate::plan::{Crash, Fault, Plan, Step};
+use crate::reference::{Cluster, Packet};
 use crate::replica::Replica;
 use crate::source::Lacking;
 use crate::truth::{Id, KINDS, Object, Pod, SLICES, Service, Truth, node_name};
 use crate::wire::{Listener, Weather, Wire};
+use crate::written;
 
 /// Longest time between two looks at everything.
 const LOOK: Duration = Duration::from_secs(2);
@@ -34,6 +37,8 @@ pub(crate) struct World {
     agents: Vec<Agent>,
     links: SharedLinks,
     dark: bool,
+    policies: bool,
+    ranged: bool,
     pub(crate) ledger: Shared,
     nodes: u8,
     snapshots: u32,
@@ -43,7 +48,7 @@ pub(crate) struct World {
 
 impl World {
     pub(crate) fn new(plan: &Plan, reported: bool) -> Self {
-        let ledger = Ledger::new(plan.nodes, reported);
+        let ledger = Ledger::new(plan.nodes, Packet::sample(plan.seed), reported);
         let listeners = Arc::new(Mutex::new(vec![None; plan.replicas]));
         let links = Arc::new(Mutex::new(Links::new(plan.nodes)));
         let agents = (0..plan.nodes).map(|node| {
@@ -53,7 +58,7 @@ impl World {
                 node,
                 listeners: Arc::clone(&listeners),
                 weather: Arc::new(Mutex::new(Weather::new())),
-                kernel: Kernel::new(node, Arc::clone(&ledger)),
+                kernel: Kernel::new(node, plan.policies, Arc::clone(&ledger)),
                 ledger: Arc::clone(&ledger),
             })
         });
@@ -63,6 +68,8 @@ impl World {
             agents: agents.collect(),
             links,
             dark: plan.dark,
+            policies: plan.policies,
+            ranged: plan.ranged,
             listeners,
             ledger,
             nodes: plan.nodes,
@@ -91,13 +98,16 @@ impl World {
         let wanted: Vec<_> = nodes
             .map(|node| Family::ALL.map(|family| expected(self.truth.now(), node, family)))
             .collect();
+        let policies = self.policies.then(|| Cluster::of(self.truth.now()));
         let began = Instant::now();
         loop {
+            let mut agents = self.agents.iter();
             let lag = self
                 .agents
                 .iter()
                 .zip(&wanted)
-                .find_map(|(agent, wanted)| self.lag(agent, wanted));
+                .find_map(|(agent, wanted)| self.lag(agent, wanted))
+                .or_else(|| agents.find_map(|agent| differs(agent, policies.as_ref()?)));
             let took = began.elapsed();
             let Some(lag) = lag else {
                 return took;
@@ -151,6 +161,14 @@ impl World {
             let Some(report) = agent.report() else {
                 continue;
             };
+            let of_position = |at: Option<Position>| at.map(|at| (at.epoch, at.revision));
+            if self.policies {
+                let claim = Claim {
+                    applied: of_position(report.applied),
+                    keeps: report.keeps.as_ref().is_some_and(|keeps| keeps.policies > 0),
+                };
+                agent.judge(claim);
+            }
             let held = report.held.map(|held| (held.epoch, held.revision));
             let mut ledger = lock(&self.ledger);
             ledger.holds(agent.node, held);
@@ -167,7 +185,8 @@ impl World {
             | Step::Slice(..)
             | Step::NoSlice(..)
             | Step::Node(..)
-            | Step::NoNode(_) => {
+            | Step::NoNode(_)
+            | Step::Policies(_) => {
                 self.write(step);
             }
             Step::Start(replica, late, lacking, doubt) => {
@@ -203,9 +222,15 @@ impl World {
             }
             Step::NoSlice(service, slice) => truth.write(Id::Slice(*service, *slice), None),
             Step::Node(node, zone) => {
-                truth.write(Id::Node(*node), Some(Object::Node { zone: *zone }));
+                let (zone, ranged) = (*zone, self.policies && self.ranged);
+                truth.write(Id::Node(*node), Some(Object::Node { zone, ranged }));
             }
             Step::NoNode(node) => truth.write(Id::Node(*node), None),
+            Step::Policies(seed) => {
+                let (id, object) = written::change(*seed, self.nodes);
+                lock(&self.ledger).note("written", || format!("{id:?} is {object:?}"));
+                truth.write(id, object);
+            }
             _ => {}
         }
     }
@@ -215,7 +240,8 @@ impl World {
         self.starts += 1;
         let watched = self.dark.then(|| (Arc::clone(&self.links), self.nodes));
         let ledger = Arc::clone(&self.ledger);
-        let mut replica = Replica::start(self.starts, self.snapshots, watched, ledger);
+        let mut replica =
+            Replica::start(self.starts, self.snapshots, self.policies, watched, ledger);
         lock(&self.listeners)[number] = Some(replica.listener.clone());
         replica.begin(&self.truth, late, lacking, doubt).await;
         // An older state stays for a while.
@@ -374,7 +400,8 @@ impl World {
         if digest != Some(store.digest(&node)) {
             return Some(format!("the digest of {node} is not that of its replica"));
         }
-        let clean = report.failures.is_empty() && report.keeps.is_none();
+        // A policy that cannot be enforced as it is written stays so.
+        let clean = report.failures.iter().all(|f| f.degraded) && report.keeps.is_none();
         (!clean || replica.view.holds()).then(|| {
             format!(
                 "{node} still reports {:?}, {:?}",
@@ -382,4 +409,14 @@ impl World {
             )
         })
     }
+}
+
+/// Returns a packet that a node treats otherwise than NetworkPolicies say, if there is one.
+fn differs(agent: &Agent, policies: &Cluster) -> Option<String> {
+    Packet::all().chunks(64).find_map(|packets| {
+        let answers = policies.answers(agent.node, packets);
+        let (packet, passes) = answers.wrong(agent.kernel.passing(packets), packets)?;
+        let does = if passes { "passes" } else { "drops" };
+        Some(format!("n{} {does} {packet}", agent.node))
+    })
 }

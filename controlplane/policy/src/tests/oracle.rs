@@ -1,4 +1,5 @@
-//! Decides a connection by the text of the API alone, with loops over all objects.
+//! Decides a connection by the text of the API alone, with loops over all objects. The simulation of control planes and
+//! agents includes this file as well.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -6,9 +7,9 @@ use std::sync::Arc;
 
 use kplane_model::{Direction, PolicyPort, Protocol, Tier, TierAction};
 
-use super::cluster::Cluster;
-use crate::{
-    ClusterPolicy, Judgement, Labels, NetworkPolicy, PeerSpec, Pod, Requirement, Rule, Selector,
+use super::{
+    Cluster, ClusterPolicy, Judgement, Labels, NetworkPolicy, PeerSpec, Pod, Requirement, Rule,
+    Selector,
 };
 
 /// Returns whether a connection to an address and port comes about, whichever of the nodes that have the ends it is.
@@ -52,7 +53,7 @@ pub(super) fn compare(
 }
 
 /// Returns whether a connection between Pods that count on their nodes comes about.
-fn is_open(
+pub(super) fn is_open(
     cluster: &Cluster,
     (source, from): (Option<&Pod>, IpAddr),
     (destination, to): (Option<&Pod>, IpAddr),
@@ -116,44 +117,43 @@ fn tier(
     (pod, address): (Option<&Pod>, IpAddr),
     (destination, protocol, port): (Option<&Pod>, Protocol, u16),
 ) -> TierAction {
-    for priority in 0..=1000 {
-        for policy in cluster.tiers.values() {
-            if (policy.tier, policy.priority) != (tier, priority)
-                || !is_subject(cluster, policy, subject)
-            {
-                continue;
-            }
-            let rules = match direction {
-                Direction::Ingress => &policy.ingress,
-                Direction::Egress => &policy.egress,
+    let mut policies: Vec<_> = cluster.tiers.values().filter(|p| p.tier == tier).collect();
+    policies.sort_by_key(|policy| policy.priority);
+    for policy in policies {
+        if !is_subject(cluster, policy, subject) {
+            continue;
+        }
+        let rules = match direction {
+            Direction::Ingress => &policy.ingress,
+            Direction::Egress => &policy.egress,
+        };
+        for rule in rules {
+            let with = |named: bool, peer: &PeerSpec| match peer {
+                PeerSpec::Pods { namespaces, pods } => pod.is_some_and(|pod| {
+                    is_namespace(cluster, &pod.name.namespace, namespaces.as_ref().unwrap())
+                        && matches(pods.as_ref().unwrap(), &pod.labels)
+                }),
+                _ if named => false,
+                PeerSpec::Block(block) => block.range.contains(address),
+                PeerSpec::Nodes(nodes) => cluster
+                    .nodes
+                    .values()
+                    .any(|node| matches(nodes, &node.labels) && node.addresses.contains(&address)),
             };
-            for rule in rules {
-                let with = |named: bool, peer: &PeerSpec| match peer {
-                    PeerSpec::Pods { namespaces, pods } => pod.is_some_and(|pod| {
-                        is_namespace(cluster, &pod.name.namespace, namespaces.as_ref().unwrap())
-                            && matches(pods.as_ref().unwrap(), &pod.labels)
-                    }),
-                    _ if named => false,
-                    PeerSpec::Block(block) => block.range.contains(address),
-                    PeerSpec::Nodes(nodes) => cluster.nodes.values().any(|node| {
-                        matches(nodes, &node.labels) && node.addresses.contains(&address)
-                    }),
-                };
-                let is = |named: bool| match &rule.rule.peers {
-                    None => !named,
-                    Some(peers) => peers.iter().any(|peer| with(named, peer)),
-                };
-                let ports = rule.rule.ports.as_ref();
-                let is_it = ports.map_or(is(false), |ports| {
-                    ports.iter().any(|wanted| {
-                        let named = matches!(wanted, PolicyPort::Named(..));
-                        is_port(wanted, destination, protocol, port)
-                            && is(named && direction == Direction::Egress)
-                    })
-                });
-                if is_it {
-                    return rule.action;
-                }
+            let is = |named: bool| match &rule.rule.peers {
+                None => !named,
+                Some(peers) => peers.iter().any(|peer| with(named, peer)),
+            };
+            let ports = rule.rule.ports.as_ref();
+            let is_it = ports.map_or(is(false), |ports| {
+                ports.iter().any(|wanted| {
+                    let named = matches!(wanted, PolicyPort::Named(..));
+                    is_port(wanted, destination, protocol, port)
+                        && is(named && direction == Direction::Egress)
+                })
+            });
+            if is_it {
+                return rule.action;
             }
         }
     }
@@ -172,7 +172,7 @@ pub(super) fn is_for(policy: &NetworkPolicy, pod: &Pod) -> bool {
 }
 
 /// The Pods that have an address: one on each node.
-fn holders(cluster: &Cluster, address: IpAddr) -> Vec<&Pod> {
+pub(super) fn holders(cluster: &Cluster, address: IpAddr) -> Vec<&Pod> {
     let mut found: BTreeMap<&str, &Pod> = BTreeMap::new();
     for pod in claims(cluster, address) {
         let is_better = found.get(&*pod.node).is_none_or(|other| {

@@ -1,4 +1,5 @@
-//! Random events in a small world, so that objects meet.
+//! Random events in a small world, so that objects meet. The simulation of control planes and agents includes this file
+//! as well.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -7,15 +8,14 @@ use kplane_model::{
     NamedPort, NodeName, PodName, PolicyName, PolicyPort, Protocol, Tier, TierAction,
 };
 
-use super::cluster::{block, name, named};
-use crate::{
+use super::{
     ClusterPolicy, Labels, NetworkPolicy, Node, PeerSpec, Pod, Requirement, Rule, Selector,
-    TierRule,
+    TierRule, block, name, named,
 };
 
 /// What happens to an index.
 #[derive(Clone, Debug)]
-pub(super) enum Event {
+pub(crate) enum Event {
     PutPolicy(NetworkPolicy),
     DeletePolicy(PolicyName),
     PutNamespace(Arc<str>, Labels),
@@ -34,7 +34,7 @@ const POD_ADDRESSES: [&str; 7] = [
 ];
 
 /// Returns these, and some that no Pod has.
-pub(super) fn addresses() -> Vec<IpAddr> {
+pub(crate) fn addresses() -> Vec<IpAddr> {
     let others = ["192.0.2.1", "2001:db8::1"];
     POD_ADDRESSES
         .into_iter()
@@ -45,10 +45,10 @@ pub(super) fn addresses() -> Vec<IpAddr> {
 
 /// Random choices that follow from a seed.
 #[derive(Debug)]
-pub(super) struct Dice(u64);
+pub(crate) struct Dice(u64);
 
 impl Dice {
-    pub(super) fn new(seed: u64) -> Self {
+    pub(crate) fn new(seed: u64) -> Self {
         Self(seed)
     }
 
@@ -74,7 +74,7 @@ impl Dice {
         (0..self.below(most + 1)).map(|_| make(self)).collect()
     }
 
-    pub(super) fn event(&mut self) -> Event {
+    pub(crate) fn event(&mut self) -> Event {
         match self.below(68) {
             0..16 => Event::PutPolicy(self.policy()),
             16..20 => Event::DeletePolicy(self.policy_name()),

@@ -159,6 +159,8 @@ impl Ledger {
         let back = published
             .latest
             .iter()
+            // A state may be taken before its replica has listed NetworkPolicies.
+            .filter(|(kind, _)| published.versions.contains_key(kind))
             .find(|(kind, versions)| {
                 notes.floor.get(kind).is_some_and(|floor| versions.seen < *floor)
             })

@@ -1,0 +1,136 @@
+//! The invariants of NetworkPolicies: what a kernel does with packets, compared with what the states say in which it may be.
+//!
+//! A kernel may be in the state that its agent reported last, or in one that reached the agent since: both what passes and
+//! what is dropped must follow from one of them. A state is what a replica's source said, not what the API server has, so
+//! that lag is no excuse for a kernel.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use super::{Ledger, N1, N2, Position};
+use crate::reference::{Answers, Cluster, Packet};
+use crate::source::View;
+
+/// What the nodes may do with the sample of packets in one state.
+pub(super) type Verdicts = Arc<Vec<Answers>>;
+
+/// What an agent says of itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Claim {
+    pub(crate) applied: Option<Position>,
+    /// It keeps parts of NetworkPolicies that the control plane does not name.
+    pub(crate) keeps: bool,
+}
+
+/// The states in which a kernel may be, oldest first.
+#[derive(Debug)]
+pub(super) struct States {
+    states: VecDeque<(Option<Position>, Answers)>,
+    /// The agent keeps more than it was sent, until it reports a position without that.
+    keeping: bool,
+    /// What the kernel passed, and the agent said, when they were checked last.
+    checked: Option<(u64, Claim)>,
+}
+
+impl Default for States {
+    /// A kernel without policies.
+    fn default() -> Self {
+        Self {
+            states: [(None, Answers::OPEN)].into(),
+            keeping: false,
+            checked: None,
+        }
+    }
+}
+
+impl States {
+    fn add(&mut self, at: Option<Position>, answers: Answers) {
+        if self.states.back() != Some(&(at, answers)) {
+            self.states.push_back((at, answers));
+        }
+    }
+
+    /// The agent reports that the kernel is in the state of a position, or a later one.
+    fn confirm(&mut self, at: Position) {
+        if let Some(place) = self.states.iter().rposition(|(known, _)| *known == Some(at)) {
+            self.states.drain(..place);
+            self.keeping = false;
+        }
+    }
+
+    fn all(&self) -> Answers {
+        self.states.iter().fold(Answers::default(), |all, (_, one)| all | *one)
+    }
+}
+
+impl Ledger {
+    /// Returns what the nodes may do with packets in a replica's state; `None` = it has not read the policies.
+    pub(super) fn verdicts(&mut self, epoch: u64, view: &View) -> Option<Verdicts> {
+        if !view.has_policies() {
+            return None;
+        }
+        let known = self.judged.get(&epoch).filter(|(change, _)| *change == view.policy_change);
+        if let Some((_, verdicts)) = known {
+            return Some(Arc::clone(verdicts));
+        }
+        let cluster = Cluster::of(&view.objects);
+        let nodes = u8::try_from(self.agents.len()).unwrap_or(0);
+        let verdicts = (0..nodes).map(|node| cluster.answers(node, &self.packets)).collect();
+        let verdicts = Arc::new(verdicts);
+        self.judged.insert(epoch, (view.policy_change, Arc::clone(&verdicts)));
+        Some(verdicts)
+    }
+
+    /// Notes that a state reached an agent, or that it remembers one.
+    pub(super) fn may_be_in(&mut self, node: u8, at: Position) {
+        let published = self.published.get(&at);
+        let answers = published
+            .and_then(|one| one.verdicts.as_ref())
+            .map(|verdicts| verdicts[usize::from(node)]);
+        if let Some(answers) = answers {
+            self.agents[usize::from(node)].states.add(Some(at), answers);
+        }
+    }
+
+    /// Notes that a kernel has lost everything.
+    pub(crate) fn rebooted(&mut self, node: u8) {
+        self.agents[usize::from(node)].states = States::default();
+    }
+
+    /// Checks what a kernel does with the sample, of which these packets pass.
+    pub(crate) fn passes(&mut self, node: u8, passing: u64, claim: Claim) {
+        let checked = &mut self.agents[usize::from(node)].states.checked;
+        if checked.replace((passing, claim)) == Some((passing, claim)) {
+            return;
+        }
+        self.note(("passes", node, passing, claim), || {
+            format!("n{node} lets {passing:x} pass; {claim:?}")
+        });
+        let known = |at: &Position| {
+            self.published.get(at).is_some_and(|published| published.verdicts.is_some())
+        };
+        let confirmed = claim.applied.filter(known);
+        let states = &mut self.agents[usize::from(node)].states;
+        states.keeping |= claim.keeps;
+        if let Some(at) = confirmed
+            && !claim.keeps
+        {
+            states.confirm(at);
+        }
+        if states.keeping {
+            return;
+        }
+        let Some((packet, passes)) = states.all().wrong(passing, &self.packets) else {
+            return;
+        };
+        let states: Vec<_> = states.states.iter().map(|(at, _)| *at).collect();
+        let (invariant, does) = if passes { (N1, "passes") } else { (N2, "drops") };
+        let text =
+            format!("n{node} {does} {packet}; the states it may be in: {states:?}; {claim:?}");
+        self.break_invariant(invariant, text);
+    }
+
+    pub(crate) fn packets(&self) -> &Arc<[Packet]> {
+        &self.packets
+    }
+}
