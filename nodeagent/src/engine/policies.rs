@@ -298,10 +298,13 @@ impl PolicyFamily {
         is_needed
     }
 
-    /// Returns whether the node needs the family: a kernel without IPv6 is no problem while no Pod has such an address.
+    /// Returns whether the node needs the family: a kernel without IPv6 is no problem while no Pod has such an address, and no
+    /// new one gets one (NP19).
     fn is_needed(&self, desired: &Desired) -> bool {
-        let mut pods = desired.local_pods();
+        let (family, mut pods) = (self.state.family, desired.local_pods());
+        let mut ranges = desired.pod_ranges().iter();
         self.state.error.is_none()
-            || pods.any(|pod| pod.addresses.iter().any(|ip| Family::of(*ip) == self.state.family))
+            || pods.any(|pod| pod.addresses.iter().any(|ip| Family::of(*ip) == family))
+            || desired.has_policies() && ranges.any(|range| range.family() == family)
     }
 }
