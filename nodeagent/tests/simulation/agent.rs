@@ -169,11 +169,20 @@ impl Agent {
         }
     }
 
+    /// Returns whether the process died in the midst of a change.
+    pub(crate) fn has_died(&self) -> bool {
+        self.process.is_some() && self.kernel.has_died()
+    }
+
     /// Checks what the kernel does with packets.
     pub(crate) fn judge(&self, claim: Claim) {
+        if self.has_died() {
+            return lock(&self.wire.ledger).died(self.node);
+        }
         let packets = Arc::clone(lock(&self.wire.ledger).packets());
         let passing = self.kernel.passing_now(&packets);
-        lock(&self.wire.ledger).passes(self.node, passing, claim);
+        let transactions = self.kernel.transactions();
+        lock(&self.wire.ledger).passes(self.node, passing, transactions, claim);
     }
 
     /// Returns the latest report of the engine.

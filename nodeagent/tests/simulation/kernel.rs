@@ -7,7 +7,9 @@ use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex};
 
 use kplane_dataplane::backend::nftables::TableKind;
-use kplane_dataplane::backend::nftables::memory::{MemoryKernel, PacketFate, TestPacket};
+use kplane_dataplane::backend::nftables::memory::{
+    Disturbance, MemoryKernel, PacketFate, TableFaults, TestPacket,
+};
 use kplane_dataplane::backend::{
     Applied, ApplyError, Backend, Change, Failure, Notifications, Side, Verification, noop,
 };
@@ -15,7 +17,7 @@ use kplane_model::{Family, ServiceKey};
 
 use crate::ledger::{Shared, Sides, lock};
 use crate::oracle::{self, Key, key, planned};
-use crate::plan::Fault;
+use crate::plan::{Damage, Fault, TableFault};
 use crate::reference::Packet;
 use crate::truth::node_address;
 
@@ -87,6 +89,46 @@ impl Kernel {
         }
     }
 
+    /// Sets how exchanges with a table of NetworkPolicies fail.
+    pub(crate) fn set_tables(&self, v6: bool, fault: TableFault) {
+        let mut faults = TableFaults::default();
+        match fault {
+            TableFault::Busy(times) => faults.failing_commits = times,
+            TableFault::Lost(times) => faults.lost_answers = times,
+            TableFault::Unread(times) => faults.failing_reads = times,
+            TableFault::Broken => faults.broken = true,
+            TableFault::None => {}
+        }
+        if let Some(tables) = &self.tables {
+            tables.set_faults(TableKind::Policies, family_of(v6), faults);
+        }
+    }
+
+    /// Another program changes a table of NetworkPolicies after so many changes of the agent.
+    pub(crate) fn disturb(&self, v6: bool, damage: Damage, after: u64) {
+        let (kind, family) = (TableKind::Policies, family_of(v6));
+        let disturbance = match damage {
+            Damage::Table => Disturbance::DeleteTable(kind, family),
+            Damage::Elements => Disturbance::Thin(kind, family, 1),
+            Damage::Some(of) => Disturbance::Thin(kind, family, of),
+        };
+        if let Some(tables) = &self.tables {
+            lock(&self.ledger).disturbed(self.node, tables.transactions() + after);
+            tables.disturb(after, disturbance);
+            lock(&self.state).passing = None;
+        }
+    }
+
+    /// The agent dies with one of its next changes of NetworkPolicies.
+    pub(crate) fn die(&self, after: u64) {
+        self.tables.iter().for_each(|tables| tables.crash_with(after));
+    }
+
+    /// Returns whether the agent died so.
+    pub(crate) fn has_died(&self) -> bool {
+        self.tables.as_ref().is_some_and(MemoryKernel::has_died)
+    }
+
     /// Another program removes a Service.
     pub(crate) fn drift(&self, service: u8) {
         let mut state = lock(&self.state);
@@ -103,7 +145,7 @@ impl Kernel {
 
     /// Returns which packets of the sample pass, as bits.
     pub(crate) fn passing_now(&self, sample: &[Packet]) -> u64 {
-        let at = self.tables.as_ref().map_or(0, MemoryKernel::transactions);
+        let at = self.transactions();
         let known = lock(&self.state).passing.filter(|(known, _)| *known == at);
         if let Some((_, passing)) = known {
             return passing;
@@ -111,6 +153,11 @@ impl Kernel {
         let passing = self.passing(sample);
         lock(&self.state).passing = Some((at, passing));
         passing
+    }
+
+    /// Returns the number of changes of NetworkPolicies so far.
+    pub(crate) fn transactions(&self) -> u64 {
+        self.tables.as_ref().map_or(0, MemoryKernel::transactions)
     }
 
     /// Returns which of some packets pass, as bits.

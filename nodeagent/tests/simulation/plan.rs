@@ -79,6 +79,12 @@ pub(crate) enum Step {
     Kernel(u8, Fault),
     /// Another program removes a Service from a node's kernel.
     Drift(u8, u8),
+    /// Exchanges with a node's tables of NetworkPolicies fail from now on, in one family.
+    Tables(u8, bool, TableFault),
+    /// Another program removes elements of NetworkPolicies, or the table, after so many changes of the agent.
+    Disturb(u8, bool, Damage, u64),
+    /// An agent dies with one of its next changes of NetworkPolicies, which the kernel takes.
+    Die(u8, u64),
 }
 
 /// What a crash leaves.
@@ -102,6 +108,28 @@ pub(crate) enum Fault {
     Family(bool),
     LostAnswer(bool),
     None,
+}
+
+/// The faults of exchanges with a table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum TableFault {
+    /// So many changes are refused.
+    Busy(u32),
+    /// So many changes are taken, and not answered.
+    Lost(u32),
+    /// So many reads fail.
+    Unread(u32),
+    Broken,
+    None,
+}
+
+/// What another program removes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Damage {
+    Table,
+    Elements,
+    /// One element of so many.
+    Some(usize),
 }
 
 /// Tells the dice of links from those of everything else.
@@ -175,11 +203,12 @@ impl Plan {
                 13..16 => Step::Batch(
                     (0..2 + dice.below(6)).map(|_| Step::Policies(dice.number())).collect(),
                 ),
-                16..18 => {
+                16..18 if !dice.one_in(3) => {
                     let kind = OF_SERVICES + usize::from(dice.small(4));
                     Step::Watch(replica, kind, 1 + usize::from(dice.small(3)))
                 }
-                _ => Step::List(replica, lacking_policies(dice)),
+                18 => Step::List(replica, lacking_policies(dice)),
+                _ => disturb_tables(dice, self.nodes),
             };
             let at = self.place(dice, after);
             let most = if dice.one_in(8) { 3_000 } else { 100 };
@@ -288,6 +317,30 @@ impl Plan {
             2 => Fault::Family(dice.one_in(2)),
             3 => Fault::LostAnswer(dice.one_in(2)),
             _ => Fault::None,
+        }
+    }
+}
+
+/// Returns a fault of tables of NetworkPolicies.
+fn disturb_tables(dice: &mut Dice, nodes: u8) -> Step {
+    // The first two nodes have Pods.
+    let (node, v6) = (dice.small(nodes.min(2)), dice.one_in(2));
+    let count = 1 + dice.below(3);
+    let times = u32::try_from(count).unwrap_or(1);
+    match dice.below(12) {
+        0..2 => Step::Tables(node, v6, TableFault::Busy(times)),
+        2..4 => Step::Tables(node, v6, TableFault::Lost(times)),
+        4 => Step::Tables(node, v6, TableFault::Unread(times)),
+        5 => Step::Tables(node, v6, TableFault::Broken),
+        6 => Step::Tables(node, v6, TableFault::None),
+        7..10 => Step::Die(node, count),
+        _ => {
+            let damage = match dice.below(3) {
+                0 => Damage::Table,
+                1 => Damage::Elements,
+                _ => Damage::Some(2),
+            };
+            Step::Disturb(node, v6, damage, if dice.one_in(2) { 0 } else { count })
         }
     }
 }

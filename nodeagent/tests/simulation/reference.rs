@@ -149,7 +149,9 @@ impl Cluster {
             .filter(|end| unknown(*end))
             .peekable();
         if unknown.peek().is_none() || !is_open {
-            return Some(is_open);
+            // No packet reaches a node without Pods that it is about. A kernel that refuses a family keeps what it has then.
+            let is_about = source.is_some() || destination.is_some();
+            return is_about.then_some(is_open);
         }
         // A Node object that is gone named the ranges, or the ranges say nothing, and another node's Pod has the address.
         let mut may_be_known = unknown.map(|(ip, _)| {

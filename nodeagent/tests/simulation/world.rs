@@ -12,7 +12,7 @@ use crate::kernel::Kernel;
 use crate::ledger::{Claim, I2, Ledger, Shared, lock, names};
 use crate::links::{Links, SharedLinks};
 use crate::oracle::{Side, expected};
-use crate::plan::{Crash, Fault, Plan, Step};
+use crate::plan::{Crash, Fault, Plan, Step, TableFault};
 use crate::reference::{Cluster, Packet};
 use crate::replica::Replica;
 use crate::source::Lacking;
@@ -25,6 +25,9 @@ const LOOK: Duration = Duration::from_secs(2);
 
 /// The time in which a draining replica ends.
 const DRAIN: Duration = Duration::from_secs(5);
+
+/// The time after which an agent starts again that died in the midst of a change.
+const DEATH: Duration = Duration::from_millis(500);
 
 /// The time in which all agents reach the newest state, once faults have ended: the longest pause of a client whose
 /// replicas sent it away, or of an engine that waits for its next look at the kernel.
@@ -142,6 +145,9 @@ impl World {
             let left = next.saturating_duration_since(Instant::now());
             sleep(left.clamp(Duration::from_micros(1), LOOK)).await;
             self.look();
+            for agent in self.agents.iter_mut().filter(|agent| agent.has_died()) {
+                agent.crash(Crash::Process, DEATH).await;
+            }
             if Instant::now() >= until || self.is_broken() {
                 return;
             }
@@ -302,7 +308,12 @@ impl World {
             | Step::Restart(n) => *n,
             Step::Apart(mask, time) => return lock(&self.links).set_apart(*mask, *time),
             Step::Split(mask, time) => return lock(&self.links).set_split(*mask, *time),
-            Step::Crash(n, ..) | Step::Kernel(n, _) | Step::Drift(n, _) => *n,
+            Step::Crash(n, ..)
+            | Step::Kernel(n, _)
+            | Step::Drift(n, _)
+            | Step::Tables(n, ..)
+            | Step::Disturb(n, ..)
+            | Step::Die(n, _) => *n,
             _ => return,
         };
         let agent = &mut self.agents[usize::from(node)];
@@ -322,6 +333,12 @@ impl World {
             }
             Step::Dark(n, time) => lock(&self.links).darken(*n, *time),
             Step::Kernel(_, fault) => agent.kernel.set(*fault),
+            Step::Tables(_, v6, fault) => agent.kernel.set_tables(*v6, *fault),
+            Step::Disturb(_, v6, damage, after) => {
+                agent.kernel.disturb(*v6, *damage, *after);
+                agent.alarm();
+            }
+            Step::Die(_, after) => agent.kernel.die(*after),
             Step::Drift(_, service) => {
                 agent.kernel.drift(*service);
                 agent.alarm();
@@ -350,6 +367,9 @@ impl World {
         lock(&self.links).heal();
         for agent in &mut self.agents {
             agent.kernel.set(Fault::None);
+            for v6 in [false, true] {
+                agent.kernel.set_tables(v6, TableFault::None);
+            }
             agent.freeze(Duration::ZERO);
             let mut weather = lock(&agent.wire.weather);
             weather.latency = Duration::ZERO;

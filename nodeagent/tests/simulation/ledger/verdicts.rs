@@ -30,6 +30,11 @@ pub(super) struct States {
     keeping: bool,
     /// What the kernel passed, and the agent said, when they were checked last.
     checked: Option<(u64, Claim)>,
+    /// Another program changes the tables after so many changes of the agent, and the agent has not repaired that.
+    disturbed: Option<u64>,
+    /// The agent died in the midst of a change. Of changes that have nothing to do with each other, the kernel may have
+    /// some.
+    midway: bool,
 }
 
 impl Default for States {
@@ -39,6 +44,8 @@ impl Default for States {
             states: [(None, Answers::OPEN)].into(),
             keeping: false,
             checked: None,
+            disturbed: None,
+            midway: false,
         }
     }
 }
@@ -54,7 +61,7 @@ impl States {
     fn confirm(&mut self, at: Position) {
         if let Some(place) = self.states.iter().rposition(|(known, _)| *known == Some(at)) {
             self.states.drain(..place);
-            self.keeping = false;
+            (self.keeping, self.midway) = (false, false);
         }
     }
 
@@ -97,8 +104,19 @@ impl Ledger {
         self.agents[usize::from(node)].states = States::default();
     }
 
-    /// Checks what a kernel does with the sample, of which these packets pass.
-    pub(crate) fn passes(&mut self, node: u8, passing: u64, claim: Claim) {
+    /// Notes that another program changes a kernel after so many changes of its agent.
+    pub(crate) fn disturbed(&mut self, node: u8, after: u64) {
+        let states = &mut self.agents[usize::from(node)].states;
+        states.disturbed = states.disturbed.max(Some(after));
+    }
+
+    /// Notes that an agent died in the midst of a change.
+    pub(crate) fn died(&mut self, node: u8) {
+        self.agents[usize::from(node)].states.midway = true;
+    }
+
+    /// Checks what a kernel does with the sample, of which these packets pass, after so many changes.
+    pub(crate) fn passes(&mut self, node: u8, passing: u64, changes: u64, claim: Claim) {
         let checked = &mut self.agents[usize::from(node)].states.checked;
         if checked.replace((passing, claim)) == Some((passing, claim)) {
             return;
@@ -121,8 +139,12 @@ impl Ledger {
             return;
         }
         let Some((packet, passes)) = states.all().wrong(passing, &self.packets) else {
+            states.disturbed.take_if(|after| changes > *after);
             return;
         };
+        if states.disturbed.is_some() || states.midway && !passes {
+            return;
+        }
         let states: Vec<_> = states.states.iter().map(|(at, _)| *at).collect();
         let (invariant, does) = if passes { (N1, "passes") } else { (N2, "drops") };
         let text =
