@@ -3,8 +3,10 @@
 
 mod bench;
 mod book;
+mod build;
 mod cargo;
 mod clients;
+mod faults;
 mod figures;
 mod fleet;
 mod images;

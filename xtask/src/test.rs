@@ -1,11 +1,10 @@
 //! `cargo xtask test`: everything that must hold before a change lands. CI runs exactly this, with `--all`.
 //!
-//! First the checks of the tree, which take seconds. Then one build of the product and its tests ([`build`]), which is
+//! First the checks of the tree, which take seconds. Then one build of the product and its tests ([`crate::build`]), which is
 //! also the lints' run. Then the suites ([`suites`]), beside each other ([`schedule`]): they execute what the build made.
 //! In the end a table ([`report`]).
 
 mod apart;
-mod build;
 mod claims;
 mod compat;
 mod e2e;
@@ -30,11 +29,11 @@ use anyhow::{Context as _, Result, ensure};
 
 pub(crate) use self::e2e::with_images;
 
-use self::build::Built;
 use self::report::Outcome;
 use self::suites::{Lane, Suite};
+use crate::build::{self, Built};
 use crate::cargo::{self, BENCH, programs, root};
-use crate::simulate;
+use crate::faults;
 
 const HELP: &str = "\
 Check everything that must hold before a change lands
@@ -76,7 +75,7 @@ const CHECKS: [Check; 10] = [
     ("measured figures", claims::check),
     ("links", links::check),
     ("ladder of crates", ladder::check),
-    ("deliberate faults", simulate::fit),
+    ("deliberate faults", faults::fit),
 ];
 
 /// What to run.

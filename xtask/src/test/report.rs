@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 
-use super::build;
 use super::suites::Suite;
+use crate::build;
 
 /// Variable with the file in which tests note what they skip: `kplane_rig::privilege` writes a line each.
 pub(super) const SKIPPED: &str = "KPLANE_SKIPPED";

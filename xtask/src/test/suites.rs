@@ -5,8 +5,8 @@ use std::process::Command;
 
 use anyhow::{Context as _, Result};
 
-use super::build::TestProgram;
 use super::tools;
+use crate::build::TestProgram;
 use crate::cargo::{as_tests, root};
 use crate::simulate::SEEDS;
 

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::io::{BufRead as _, BufReader};
 use std::path::{Path, PathBuf};
-use std::process::Stdio;
+use std::process::{Command, Stdio};
 
 use anyhow::{Context as _, Result, ensure};
 use serde_json::Value;
@@ -14,32 +14,32 @@ use crate::cargo::{as_tests, has_clippy};
 
 const JSON: &str = "--message-format=json";
 /// The beginning of a message of cargo.
-pub(super) const MESSAGE: &str = "{\"reason\":";
+pub(crate) const MESSAGE: &str = "{\"reason\":";
 
 #[derive(Clone, Debug)]
-pub(super) struct TestProgram {
-    pub(super) package: String,
+pub(crate) struct TestProgram {
+    pub(crate) package: String,
     /// The name of the library, program or test that it tests.
-    pub(super) target: String,
-    pub(super) executable: PathBuf,
+    pub(crate) target: String,
+    pub(crate) executable: PathBuf,
     /// The folder of the package, in which cargo runs its tests.
-    pub(super) folder: PathBuf,
+    pub(crate) folder: PathBuf,
 }
 
 /// What the messages of cargo say about its units.
 #[derive(Debug, Default)]
-pub(super) struct Built {
-    pub(super) tests: Vec<TestProgram>,
+pub(crate) struct Built {
+    pub(crate) tests: Vec<TestProgram>,
     /// Units of earlier cargo commands, and of the present one. One command may have a unit twice: for the machine that
     /// builds, with the features that build scripts need, and for the product.
     earlier: BTreeSet<String>,
     present: BTreeSet<String>,
     /// Lines of the workspace's own crates that went through the compiler.
-    pub(super) lines: usize,
+    pub(crate) lines: usize,
     /// Units of the workspace's own crates that this run has compiled.
-    pub(super) units: usize,
+    pub(crate) units: usize,
     /// Warnings of the compiler and of clippy.
-    pub(super) warnings: usize,
+    pub(crate) warnings: usize,
     repeated: BTreeSet<String>,
 }
 
@@ -47,13 +47,21 @@ pub(super) struct Built {
 ///
 /// # Errors
 /// Clippy is not installed, or something does not compile.
-pub(super) fn build() -> Result<Built> {
+pub(crate) fn build() -> Result<Built> {
     ensure!(
         has_clippy(),
         "clippy is not installed: rustup component add clippy"
     );
-    let mut child = as_tests()?
-        .args(["test", "--workspace", "--tests", "--no-run", JSON])
+    compile(as_tests()?.args(["test", "--workspace", "--tests"]))
+}
+
+/// Builds tests with a command of cargo.
+///
+/// # Errors
+/// Something does not compile.
+pub(crate) fn compile(command: &mut Command) -> Result<Built> {
+    let mut child = command
+        .args(["--no-run", JSON])
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .spawn()
@@ -73,7 +81,7 @@ impl Built {
     ///
     /// # Errors
     /// A unit was compiled twice, or a source file cannot be read.
-    pub(super) fn further(&mut self, log: &Path) -> Result<()> {
+    pub(crate) fn further(&mut self, log: &Path) -> Result<()> {
         let text = fs::read(log).with_context(|| log.display().to_string())?;
         let text = String::from_utf8_lossy(&text);
         self.earlier.append(&mut self.present);
