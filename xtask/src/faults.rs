@@ -25,8 +25,8 @@ const HEAD: &str = "\
 # Seeded faults
 
 `cargo xtask simulate --faults --thorough` writes this page. Each fault of `nodeagent/tests/simulation/faults/` is a small
-change that a plausible mistake would make, and tests should fail with it. They run in the order of their cost: 1,000 seeds
-of the simulation, unit tests, and then integration tests. The page names the first test that fails.
+change that a plausible mistake would make, and tests should fail with it. They run in the order of their cost: 200 seeds of
+the simulation, unit tests, 4,800 further seeds, and then integration tests. The page names the first test that fails.
 ";
 
 /// The crates with faults, and those whose tests find them.
@@ -43,12 +43,18 @@ pub fn fault(number: u32) -> bool {
 }
 "#;
 
-/// Seeds that are played with each fault.
-const SEEDS: [&str; 3] = ["--brief", "--seeds", "1000"];
 /// Seconds after which a test program has found a fault, because it waits for something that does not come.
 const PATIENCE: &str = "600";
-/// The kinds of test programs, in the order in which they run.
-const KINDS: [&str; 3] = ["simulation", "unit tests", "integration tests"];
+/// The kinds of test programs with their arguments, in the order in which they run.
+const KINDS: [(&str, &[&str]); 4] = [
+    ("simulation", &["--brief", "--seeds", "200"]),
+    ("unit tests", &[]),
+    (
+        "simulation",
+        &["--brief", "--from", "200", "--seeds", "4800"],
+    ),
+    ("integration tests", &[]),
+];
 
 /// What to do about a fault whose place in the product has changed.
 const MISFIT: &str = "the fault does not fit the product any more; write it anew";
@@ -186,31 +192,30 @@ fn update(files: &str, from: &Path, to: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Runs test programs with a fault until one fails: the simulation, unit tests with those of the fault's crate first, and
-/// integration tests. Returns which one, and how. Fault 0 is none.
+/// Runs test programs with a fault until one fails: the kinds in their order, and tests of the fault's crate before
+/// others. Returns which one, and how. Fault 0 is none.
 fn first_to_fail(
     programs: &[TestProgram],
     fault: &Fault,
     thorough: bool,
 ) -> Result<Option<(String, String)>> {
     let (copy, target) = (root()?.join(COPY), root()?.join(TARGET));
-    let kind = |program: &TestProgram| match &*program.target {
-        "simulation" => 0,
-        "it" | "kernel" => 2,
-        _ => 1,
+    let kinds = |program: &TestProgram| match &*program.target {
+        "simulation" => &[0, 2][..],
+        "it" | "kernel" => &[3],
+        _ => &[1],
     };
-    let mut chosen: Vec<_> =
-        programs.iter().filter(|program| thorough || kind(program) < 2).collect();
-    chosen.sort_by_key(|program| {
-        (
-            kind(program),
-            !copy.join(&fault.file).starts_with(&program.folder),
-        )
-    });
-    for program in chosen {
+    let mut chosen: Vec<(usize, &TestProgram)> = programs
+        .iter()
+        .flat_map(|program| kinds(program).iter().map(move |kind| (*kind, program)))
+        .filter(|(kind, _)| thorough || *kind < 3)
+        .collect();
+    let is_other = |program: &TestProgram| !copy.join(&fault.file).starts_with(&program.folder);
+    chosen.sort_by_key(|(kind, program)| (*kind, is_other(program)));
+    for (kind, program) in chosen {
         let mut command = Command::new("timeout");
         command.arg(PATIENCE).arg(&program.executable).current_dir(&program.folder);
-        command.args(if kind(program) == 0 { &SEEDS[..] } else { &[] });
+        command.args(KINDS[kind].1);
         command
             .env("CARGO_MANIFEST_DIR", &program.folder)
             .env("KPLANE_PROGRAMS", target.join("debug"));
@@ -225,7 +230,7 @@ fn first_to_fail(
             };
             let how = said.lines().find_map(failed).unwrap_or_else(|| ran.status.to_string());
             return Ok(Some((
-                format!("{} of {}", KINDS[kind(program)], program.package),
+                format!("{} of {}", KINDS[kind].0, program.package),
                 how,
             )));
         }
