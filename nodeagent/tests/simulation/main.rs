@@ -7,7 +7,8 @@
 //!
 //! In every other seed nodes enforce NetworkPolicies, in nf_tables in memory below the real driver. Policies of all kinds,
 //! Namespaces, Pods and their addresses change, and a sample of packets is asked of each kernel and of `reference.rs`, which
-//! is written from the text of the API. The invariants N1 to N3 are about these.
+//! is written from the text of the API. Exchanges with the tables fail, other programs damage them, and agents die in the
+//! midst of a change. The invariants N1 to N3 are about these.
 //!
 //! ```text
 //! cargo test -p kp-nodeagent --test simulation -- --seeds 10000     seeds 0, 1, ..

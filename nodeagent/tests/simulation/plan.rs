@@ -21,6 +21,8 @@ pub(crate) struct Plan {
     pub(crate) policies: bool,
     /// Nodes have ranges for their Pods.
     pub(crate) ranged: bool,
+    /// The time that a replica's first list of a kind takes.
+    pub(crate) listing: Duration,
     /// Each step, and the time after it.
     pub(crate) steps: Vec<(Step, Duration)>,
 }
@@ -151,6 +153,7 @@ impl Plan {
             dark,
             policies: policies.one_in(2),
             ranged: !policies.one_in(4),
+            listing: Duration::from_millis(if policies.one_in(3) { 150 } else { 5 }),
             services: 3 + dice.small(6),
             snapshots: if dice.one_in(4) { 1 } else { 500 },
             steps: Vec::new(),

@@ -22,10 +22,6 @@ use crate::source::{CLIFF, Lacking, Said, Source, View};
 use crate::truth::{KINDS, Truth};
 use crate::wire::Listener;
 
-/// The time that a first list takes. It takes none where snapshots are rare: agents that wait for the last list would
-/// compete for them, and the runtime's order of these is random.
-const LISTING: Duration = Duration::from_millis(5);
-
 /// Packets about which the control plane is asked after a change.
 const ASKED: usize = 3;
 
@@ -120,7 +116,15 @@ impl Replica {
     }
 
     /// Delivers the first lists.
-    pub(crate) async fn begin(&mut self, truth: &Truth, late: u64, lacking: Lacking, doubt: bool) {
+    /// A list takes a time, but none where snapshots are rare: agents that wait for the last list would compete for them, and
+    /// the runtime's order of these is random.
+    pub(crate) async fn begin(
+        &mut self,
+        truth: &Truth,
+        late: u64,
+        lacking: Lacking,
+        (doubt, listing): (bool, Duration),
+    ) {
         self.misled |= lacking != Lacking::default();
         if doubt {
             self.hear(truth, vec![Said::Doubts(true)]).await;
@@ -130,7 +134,7 @@ impl Replica {
         for said in self.source.begin(truth, version, lacking, reverse) {
             self.hear(truth, said).await;
             if self.snapshots > 1 {
-                sleep(LISTING).await;
+                sleep(listing).await;
             }
         }
         self.touch();

@@ -26,6 +26,9 @@ const LOOK: Duration = Duration::from_secs(2);
 /// The time in which a draining replica ends.
 const DRAIN: Duration = Duration::from_secs(5);
 
+/// The time that a list takes without NetworkPolicies.
+const LISTING: Duration = Duration::from_millis(5);
+
 /// The time after which an agent starts again that died in the midst of a change.
 const DEATH: Duration = Duration::from_millis(500);
 
@@ -42,6 +45,7 @@ pub(crate) struct World {
     dark: bool,
     policies: bool,
     ranged: bool,
+    listing: Duration,
     pub(crate) ledger: Shared,
     nodes: u8,
     snapshots: u32,
@@ -73,6 +77,7 @@ impl World {
             dark: plan.dark,
             policies: plan.policies,
             ranged: plan.ranged,
+            listing: if plan.policies { plan.listing } else { LISTING },
             listeners,
             ledger,
             nodes: plan.nodes,
@@ -249,7 +254,7 @@ impl World {
         let mut replica =
             Replica::start(self.starts, self.snapshots, self.policies, watched, ledger);
         lock(&self.listeners)[number] = Some(replica.listener.clone());
-        replica.begin(&self.truth, late, lacking, doubt).await;
+        replica.begin(&self.truth, late, lacking, (doubt, self.listing)).await;
         // An older state stays for a while.
         replica.lags = late > 0;
         self.replicas[number] = Some(replica);
