@@ -82,7 +82,7 @@ impl Fault {
         let only = text.matches("::fault(").count() == text.matches(&asked).count();
         ensure!(
             only && text.contains(&asked),
-            "{stem} does not ask for {number}, or for others as well"
+            "{stem} does not ask for {number} alone"
         );
         let line = |start| {
             text.lines()

@@ -104,7 +104,7 @@ impl Sweeper {
         });
     }
 
-    /// Has all flows of a family looked at: some may have begun while another program's change was in effect.
+    /// Has all flows of a family scanned: some may have begun while another program's change was in effect.
     pub fn doubt(&self, family: Family) {
         let work = Work {
             everything: true,

@@ -307,6 +307,11 @@ impl Enforcer {
             .map(|family| drifted[family as usize] && self.sides[family as usize].has_table())
     }
 
+    /// Returns whether the kernel has a family's table of this process.
+    pub fn has_table(&self, family: Family) -> bool {
+        self.sides[family as usize].has_table()
+    }
+
     /// Returns the sizes of what a family enforces.
     pub fn counts(&self, family: Family) -> PolicyCounts {
         self.sides[family as usize].content.counts()

@@ -15,7 +15,7 @@ use super::now::Now;
 use super::offline_start::OfflineStart;
 use super::pipeline::{ApplyOutcome, Context, Pipeline};
 use super::policies::Policies;
-use super::reconciler::{Reconciler, Task};
+use super::reconciler::{Reconciler, TableTask};
 use super::warnings::Warnings;
 use crate::desired::{Confidence, Counts, Desired, Dirty, Position, now_ms};
 use crate::report::{Failure, NodeState, Report, Sync, micros, time};
@@ -274,7 +274,7 @@ impl Core {
     }
 
     /// Returns what has waited for longest, or comes next: its time, what it is, and the place of its table.
-    fn next_task(&self) -> Option<(Instant, Task, usize)> {
+    fn next_task(&self) -> Option<(Instant, TableTask, usize)> {
         let of = |(place, table): (usize, &Reconciler)| {
             let (at, task) = table.next()?;
             Some((at, task, place))
@@ -315,10 +315,10 @@ impl Core {
         }
     }
 
-    fn run(&mut self, task: Task, place: usize, now: Now) {
+    fn run(&mut self, task: TableTask, place: usize, now: Now) {
         let conntrack = self.conntrack.as_ref();
         match (task, place.checked_sub(Family::ALL.len())) {
-            (Task::Retry, _) => self.try_again(now),
+            (TableTask::Retry, _) => self.try_again(now),
             (_, None) => self.policies.run(Family::ALL[place], task, now),
             (_, Some(family)) => self.families[family].read_back(task, conntrack, now),
         }

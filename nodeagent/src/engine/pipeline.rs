@@ -9,7 +9,7 @@ use super::failures::{Failing, LastingFailures};
 use super::followers::Followers;
 use super::now::Now;
 use super::planner::{Planned, Planner};
-use super::reconciler::{Reconciler, Rules, Task};
+use super::reconciler::{Reconciler, TableOf, TableTask};
 use super::triggers::PendingTriggers;
 use crate::desired::{Desired, Dirty, Position, Trigger};
 use crate::report::{Failure, FamilyReport};
@@ -69,7 +69,7 @@ impl Pipeline {
     ) -> [Self; 2] {
         let [v4, v6] = sides;
         [(Family::V4, v4), (Family::V6, v6)].map(|(family, side)| Self {
-            state: Reconciler::new(family, Rules::Services),
+            state: Reconciler::new(family, TableOf::Services),
             side,
             node: NodePlan::default(),
             knows_pods,
@@ -222,9 +222,9 @@ impl Pipeline {
     }
 
     /// Repairs another program's change, or reads the kernel back.
-    pub(super) fn read_back(&mut self, task: Task, conntrack: Option<&Sweeper>, now: Now) {
+    pub(super) fn read_back(&mut self, task: TableTask, conntrack: Option<&Sweeper>, now: Now) {
         let outcome = match task {
-            Task::Repair => self.side.repair(),
+            TableTask::Repair => self.side.repair(),
             _ => self.side.verify(),
         };
         if let Ok(Verification::Repaired(_)) = outcome {
@@ -239,7 +239,7 @@ impl Pipeline {
         self.state.repaired(what, now);
     }
 
-    /// Has flows looked at that may have begun while another program's change was in effect.
+    /// Has flows scanned that may have begun while another program's change was in effect.
     fn doubt_flows(&self, conntrack: Option<&Sweeper>) {
         if let Some(conntrack) = conntrack {
             conntrack.doubt(self.state.family);

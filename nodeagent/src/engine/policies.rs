@@ -8,7 +8,7 @@ use kplane_model::{DesiredKey, Family, PolicyKey, PolicyObject};
 
 use super::failures::{Failing, LastingFailures};
 use super::now::Now;
-use super::reconciler::{Reconciler, Rules, Task};
+use super::reconciler::{Reconciler, TableOf, TableTask};
 use crate::desired::{Desired, Dirty, Position};
 use crate::report::{Failure, Subject};
 use kplane_dataplane::conntrack::{AnyFlow, Sweeper};
@@ -34,6 +34,8 @@ struct PolicyFamily {
     state: Reconciler,
     /// Whether unknown Pods are cut off because nobody knows which policies there are.
     closed: bool,
+    /// Whether the kernel has a table of this process.
+    has_table: bool,
     failures: LastingFailures<PolicyKey>,
     /// A change of which the kernel has a part, and where it leads.
     begun: Option<(PolicyApplied, Position)>,
@@ -54,8 +56,9 @@ impl Policies {
             enforcer,
             relays,
             families: Family::ALL.map(|family| PolicyFamily {
-                state: Reconciler::new(family, Rules::Policies),
+                state: Reconciler::new(family, TableOf::Policies),
                 closed: false,
+                has_table: false,
                 failures: LastingFailures::new(DesiredKey::Policy),
                 begun: None,
                 deferred: None,
@@ -155,12 +158,12 @@ impl Policies {
     }
 
     /// Does what a family waits for.
-    pub(super) fn run(&mut self, family: Family, task: Task, now: Now) {
+    pub(super) fn run(&mut self, family: Family, task: TableTask, now: Now) {
         let (enforcer, of) = (&mut self.enforcer, &mut self.families[family as usize]);
         let outcome = match task {
-            Task::Repair => enforcer.repair(family),
-            Task::GoOn => return of.go_on(enforcer, now),
-            Task::Retry | Task::ReadBack => enforcer.verify(family),
+            TableTask::Repair => enforcer.repair(family),
+            TableTask::GoOn => return of.go_on(enforcer, now),
+            TableTask::Retry | TableTask::ReadBack => enforcer.verify(family),
         };
         of.state.read_back(task, outcome, None, now);
         of.forget_begun();
@@ -241,7 +244,7 @@ impl PolicyFamily {
         match enforcer.begin(self.state.family, change) {
             Ok(applied) => {
                 self.closed = closed;
-                self.sent(applied, position, now);
+                self.sent(enforcer, applied, position, now);
                 false
             }
             Err(error) => {
@@ -257,13 +260,20 @@ impl PolicyFamily {
             return;
         };
         match enforcer.go_on(self.state.family, &mut applied) {
-            Ok(()) => self.sent(applied, position, now),
+            Ok(()) => self.sent(enforcer, applied, position, now),
             Err(error) => self.state.fail(&error, now),
         }
     }
 
     /// Records that the kernel has a part of a change, or all of it.
-    fn sent(&mut self, applied: PolicyApplied, position: Position, now: Now) {
+    fn sent(
+        &mut self,
+        enforcer: &Enforcer,
+        applied: PolicyApplied,
+        position: Position,
+        now: Now,
+    ) {
+        self.has_table = enforcer.has_table(self.state.family);
         if applied.rest > 0 {
             self.begun = Some((applied, position));
             return self.state.begun(now);
@@ -299,11 +309,12 @@ impl PolicyFamily {
     }
 
     /// Returns whether the node needs the family: a kernel without IPv6 is no problem while no Pod has such an address, and no
-    /// new one gets one (NP19).
+    /// new one gets one (NP19). What the kernel still enforces has to go with the policies.
     fn is_needed(&self, desired: &Desired) -> bool {
         let (family, mut pods) = (self.state.family, desired.local_pods());
         let mut ranges = desired.pod_ranges().iter();
         self.state.error.is_none()
+            || self.has_table
             || pods.any(|pod| pod.addresses.iter().any(|ip| Family::of(*ip) == family))
             || desired.has_policies() && ranges.any(|range| range.family() == family)
     }

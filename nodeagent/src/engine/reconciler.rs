@@ -41,7 +41,7 @@ const VERIFY_LATEST: Duration = Duration::from_secs(300);
 
 /// What a table is about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Rules {
+pub(super) enum TableOf {
     /// Services: what the kernel holds serves, even if it is not the latest.
     Services,
     /// NetworkPolicies: what is in doubt may be open, so repairs never wait, and a table that cannot be read is written
@@ -51,7 +51,7 @@ pub(super) enum Rules {
 
 /// What a table waits for. The order decides between things that are due at the same time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Task {
+pub(super) enum TableTask {
     /// Repair another program's change.
     Repair,
     /// Try again after a failure.
@@ -66,7 +66,7 @@ pub(super) enum Task {
 #[derive(Debug)]
 pub(super) struct Reconciler {
     pub(super) family: Family,
-    rules: Rules,
+    rules: TableOf,
     /// Whether the kernel's state is not known, so that only a complete change will do.
     pub(super) behind: bool,
     held: Option<Position>,
@@ -89,7 +89,7 @@ pub(super) struct Reconciler {
 }
 
 impl Reconciler {
-    pub(super) fn new(family: Family, rules: Rules) -> Self {
+    pub(super) fn new(family: Family, rules: TableOf) -> Self {
         Self {
             family,
             rules,
@@ -112,14 +112,14 @@ impl Reconciler {
     }
 
     /// Returns what has to be done first, and when.
-    pub(super) fn next(&self) -> Option<(Instant, Task)> {
+    pub(super) fn next(&self) -> Option<(Instant, TableTask)> {
         // What a read finds is compared with all of a change.
         let verify_at = if self.go_on_at.is_none() { self.verify_at } else { None };
         let tasks = [
-            (self.repair_at, Task::Repair),
-            (self.retry_at, Task::Retry),
-            (self.go_on_at, Task::GoOn),
-            (verify_at, Task::ReadBack),
+            (self.repair_at, TableTask::Repair),
+            (self.retry_at, TableTask::Retry),
+            (self.go_on_at, TableTask::GoOn),
+            (verify_at, TableTask::ReadBack),
         ];
         tasks.into_iter().filter_map(|(at, task)| Some((at?, task))).min()
     }
@@ -232,7 +232,7 @@ impl Reconciler {
 
     /// Returns how long a repair waits.
     fn pause(&mut self, backoff: impl FnOnce(&mut Self) -> &mut Backoff) -> Duration {
-        if self.rules == Rules::Policies {
+        if self.rules == TableOf::Policies {
             return Duration::ZERO;
         }
         let backoff = backoff(self);
@@ -244,12 +244,12 @@ impl Reconciler {
     /// Records the outcome of a repair, or of a read.
     pub(super) fn read_back(
         &mut self,
-        task: Task,
+        task: TableTask,
         outcome: Result<Verification, ApplyError>,
         probe_interval: Option<Duration>,
         now: Now,
     ) {
-        if task == Task::Repair {
+        if task == TableTask::Repair {
             self.repair_at = None;
         } else if !matches!(outcome, Ok(Verification::Unfinished)) {
             self.read_at = Some(now.instant);
@@ -257,7 +257,7 @@ impl Reconciler {
             self.verify_at = Some(now.instant + probe_interval.unwrap_or(next));
         }
         match outcome {
-            Ok(Verification::Equal) if task == Task::Repair => {}
+            Ok(Verification::Equal) if task == TableTask::Repair => {}
             Ok(Verification::Equal) => self.equal(now),
             Ok(Verification::Unfinished) => self.verify_at = Some(now.instant),
             Ok(Verification::Repaired(what)) => self.repaired(what, now),
@@ -309,9 +309,9 @@ impl Reconciler {
         self.retry_at = Some(now.instant + self.pause(|it| &mut it.backoff));
     }
 
-    fn unreadable(&mut self, task: Task, error: &ApplyError, now: Now) {
+    fn unreadable(&mut self, task: TableTask, error: &ApplyError, now: Now) {
         let reason = format!("cannot read the kernel back: {}", chain(&*error.source));
-        if task == Task::Repair || self.rules == Rules::Policies {
+        if task == TableTask::Repair || self.rules == TableOf::Policies {
             // What another program changed is not known any more, so everything is applied anew.
             self.forget_position();
             return self.give_up(reason, now);
@@ -370,33 +370,33 @@ mod tests {
     }
 
     /// Returns a table that the kernel holds and that was read back, and the time.
-    fn settled(rules: Rules) -> (Reconciler, Now) {
+    fn settled(rules: TableOf) -> (Reconciler, Now) {
         let (mut table, now) = (Reconciler::new(Family::V4, rules), Now::real());
         table.settled(None, now);
-        assert_eq!(table.next(), Some((now.instant, Task::ReadBack)));
-        table.read_back(Task::ReadBack, Ok(Verification::Equal), None, now);
+        assert_eq!(table.next(), Some((now.instant, TableTask::ReadBack)));
+        table.read_back(TableTask::ReadBack, Ok(Verification::Equal), None, now);
         (table, now)
     }
 
     #[test]
     fn repairs_of_what_restricts_do_not_pause() {
-        let (mut table, now) = settled(Rules::Policies);
+        let (mut table, now) = settled(TableOf::Policies);
         for _ in 0..10 {
             assert!(table.drifted(now));
-            assert_eq!(table.next(), Some((now.instant, Task::Repair)));
+            assert_eq!(table.next(), Some((now.instant, TableTask::Repair)));
             let repaired = Ok(Verification::Repaired("the table is gone".into()));
-            table.read_back(Task::Repair, repaired, None, now);
+            table.read_back(TableTask::Repair, repaired, None, now);
         }
         let drifted = Ok(Verification::Drifted("the chains differ".into()));
-        table.read_back(Task::ReadBack, drifted, None, now);
-        assert_eq!(table.next(), Some((now.instant, Task::Retry)));
+        table.read_back(TableTask::ReadBack, drifted, None, now);
+        assert_eq!(table.next(), Some((now.instant, TableTask::Retry)));
         assert_eq!(table.repairs.count, 10);
     }
 
     /// A read waits for the end of a change that never stops, but not for ever.
     #[test]
     fn any_table_is_read_back_once_in_a_few_minutes() {
-        for rules in [Rules::Services, Rules::Policies] {
+        for rules in [TableOf::Services, TableOf::Policies] {
             let (mut table, start) = settled(rules);
             let mut now = start;
             while table.next().is_some_and(|(at, _)| at > now.instant) {
@@ -410,14 +410,14 @@ mod tests {
 
     #[test]
     fn slices_follow_each_other_unless_something_waits_for_longer() {
-        let (mut table, now) = settled(Rules::Services);
+        let (mut table, now) = settled(TableOf::Services);
         let read_at = table.read_at;
         let now = after(now, VERIFY_LATEST);
-        table.read_back(Task::ReadBack, Ok(Verification::Unfinished), None, now);
-        assert_eq!(table.next(), Some((now.instant, Task::ReadBack)));
+        table.read_back(TableTask::ReadBack, Ok(Verification::Unfinished), None, now);
+        assert_eq!(table.next(), Some((now.instant, TableTask::ReadBack)));
         assert_eq!(table.read_at, read_at);
         table.drifted(now);
-        assert_eq!(table.next(), Some((now.instant, Task::Repair)));
+        assert_eq!(table.next(), Some((now.instant, TableTask::Repair)));
     }
 
     #[test]
@@ -426,15 +426,15 @@ mod tests {
             epoch: 1,
             revision: 1,
         };
-        for rules in [Rules::Services, Rules::Policies] {
+        for rules in [TableOf::Services, TableOf::Policies] {
             let (mut table, now) = settled(rules);
             table.hold(position, true);
             let error = ApplyError {
                 family: Family::V4,
                 source: "interrupted".into(),
             };
-            table.read_back(Task::ReadBack, Err(error), None, now);
-            let services = rules == Rules::Services;
+            table.read_back(TableTask::ReadBack, Err(error), None, now);
+            let services = rules == TableOf::Services;
             assert_eq!(table.held().is_some(), services);
             assert_eq!(table.behind, !services);
         }

@@ -53,8 +53,10 @@ impl Core {
         common(self.tables().map(Reconciler::progress), self.epoch())
     }
 
-    /// Returns the position that was read back from the kernel, of Services and NetworkPolicies.
+    /// Returns the position that was read back from the kernel, of Services and NetworkPolicies; none while it is not known
+    /// what the kernel holds.
     pub(super) fn verified(&self) -> Option<Position> {
+        self.applied()?;
         common(self.tables().map(Reconciler::read_progress), self.epoch())
     }
 

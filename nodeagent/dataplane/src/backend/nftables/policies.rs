@@ -268,9 +268,8 @@ impl PolicyTable {
 
     /// Repairs what other programs changed, as the kernel reported it.
     pub(crate) fn repair(&mut self, contents: &impl Contents) -> Result<Verification, ApplyError> {
-        let reported = self.kernel.drift();
-        let reported = reported.map_err(|problem| self.error(unreadable(problem)))?;
-        let repaired = repair(&mut *self.kernel, contents, reported.unwrap_or_default());
+        let drift = self.kernel.drift().map_err(|problem| self.error(unreadable(problem)))?;
+        let repaired = repair(&mut *self.kernel, contents, drift.unwrap_or_default());
         self.outcome(repaired)
     }
 

@@ -184,7 +184,7 @@ impl ListedSet {
     }
 }
 
-/// A list of the kernel.
+/// A dump of one set, and what is decoded of it.
 #[derive(Debug)]
 pub(super) struct KernelList {
     set: Set,

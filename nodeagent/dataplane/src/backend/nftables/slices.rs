@@ -200,13 +200,14 @@ mod tests {
 
     fn ops(delete: &[u8], add: &[u8]) -> [Ops; 1] {
         let elements = |octets: &[u8]| {
-            let ips = octets.iter().map(|octet| [10, 96, 0, *octet].into());
-            ips.map(|ip| Element {
-                set: SET,
-                key: Key::Ip(ip),
-                data: None,
-            })
-            .collect()
+            octets
+                .iter()
+                .map(|octet| Element {
+                    set: SET,
+                    key: Key::Ip([10, 96, 0, *octet].into()),
+                    data: None,
+                })
+                .collect()
         };
         [Ops {
             delete: elements(delete),

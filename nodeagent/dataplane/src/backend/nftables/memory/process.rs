@@ -172,9 +172,13 @@ impl TableAccess for MemoryTable {
 
     fn list(&mut self, set: Set) -> Result<ListedSet, ReadError> {
         let state = self.readable()?;
-        let elements = state.tables.get(&self.id()).into_iter().flat_map(HeldTable::elements);
-        let elements = elements.filter(|element| element.set == set).collect();
-        Ok(ListedSet::Whole(elements))
+        let tables = state.tables.get(&self.id()).into_iter();
+        Ok(ListedSet::Whole(
+            tables
+                .flat_map(HeldTable::elements)
+                .filter(|element| element.set == set)
+                .collect(),
+        ))
     }
 
     fn drift(&mut self) -> Result<Option<Drift>, NetlinkError> {
