@@ -4,8 +4,9 @@
 //! of the environment chooses the one that a test program has. So one build does for all.
 
 use std::fs;
+use std::io::{BufRead as _, BufReader};
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
 use std::time::Instant;
 
 use anyhow::{Context as _, Result, bail, ensure};
@@ -25,8 +26,8 @@ const HEAD: &str = "\
 # Seeded faults
 
 `cargo xtask simulate --faults --thorough` writes this page. Each fault of `nodeagent/tests/simulation/faults/` is a small
-change that a plausible mistake would make, and tests should fail with it. They run in the order of their cost: 200 seeds of
-the simulation, unit tests, 4,800 further seeds, and then integration tests. The page names the first test that fails.
+change that a plausible mistake would make, and tests should fail with it. They run in the order of their cost: 100 seeds of
+the simulation, unit tests of the crate, 4,900 further seeds, all other unit tests, and then integration tests. The page names the first test that fails.
 ";
 
 /// The crates with faults, and those whose tests find them.
@@ -45,16 +46,18 @@ pub fn fault(number: u32) -> bool {
 
 /// Seconds after which a test program has found a fault, because it waits for something that does not come.
 const PATIENCE: &str = "600";
-/// The kinds of test programs with their arguments, in the order in which they run.
-const KINDS: [(&str, &[&str]); 4] = [
-    ("simulation", &["--brief", "--seeds", "200"]),
+/// The kinds of test programs with their arguments, in the order in which they run; the first two are quick.
+const KINDS: [(&str, &[&str]); 5] = [
+    ("simulation", &["--brief", "--seeds", "100"]),
     ("unit tests", &[]),
     (
         "simulation",
-        &["--brief", "--from", "200", "--seeds", "4800"],
+        &["--brief", "--from", "100", "--seeds", "4900"],
     ),
+    ("unit tests", &[]),
     ("integration tests", &[]),
 ];
+const QUICK: usize = 2;
 
 /// What to do about a fault whose place in the product has changed.
 const MISFIT: &str = "the fault does not fit the product any more; write it anew";
@@ -128,35 +131,40 @@ pub(crate) fn fit(root: &Path) -> Result<()> {
     all(root)?.iter().try_for_each(|fault| fault.apply(root, "--check"))
 }
 
-/// Runs tests with each fault whose name contains `name`. `thorough`: also integration tests. What was found of all faults is
-/// written to [`PAGE`].
+/// Runs tests with each fault that has `name` in its name or in that of its file, or with all after a run without a fault.
+/// The rows of other faults stay on [`PAGE`].
 pub(crate) fn find(name: &str, thorough: bool) -> Result<()> {
     let root = root()?;
-    let mut faults = all(root)?;
+    let faults = all(root)?;
     let programs = build(root, &faults)?;
-    if let Some((suite, how)) = first_to_fail(&programs, &Fault::default(), thorough)? {
+    if name.is_empty()
+        && let Some((suite, how)) = first_to_fail(&programs, &Fault::default(), thorough)?
+    {
         bail!("without a fault, {suite} fail: {how}");
     }
-    faults.retain(|fault| fault.patch.to_string_lossy().contains(name));
-    ensure!(!faults.is_empty(), "no fault has the name {name:?}");
-    let (mut rows, mut missed) = (String::new(), 0);
-    for fault in &faults {
+    let before = fs::read_to_string(root.join(PAGE)).unwrap_or_default();
+    let begins = |fault: &Fault| format!("| {} | {} |", fault.number, fault.name);
+    let row = |fault| before.lines().find(|line| line.starts_with(&begins(fault)));
+    let not_run = |fault| format!("{} `{}` | not run yet | |", begins(fault), fault.file);
+    let mut rows: Vec<String> = faults
+        .iter()
+        .map(|fault| row(fault).map_or_else(|| not_run(fault), ToOwned::to_owned))
+        .collect();
+    let chosen = |fault: &Fault| format!("{} {}", fault.patch.display(), fault.file).contains(name);
+    for (fault, row) in faults.iter().zip(0..).filter(|(fault, _)| chosen(fault)) {
         let began = Instant::now();
         let found = first_to_fail(&programs, fault, thorough)?;
-        missed += u32::from(found.is_none());
         let (suite, how) = found.unwrap_or_else(|| ("**none**".to_owned(), fault.note.clone()));
-        let Fault {
-            number, name, file, ..
-        } = fault;
-        println!("{number} {name}: {suite}, {how} ({:?})", began.elapsed());
-        rows += &format!("| {number} | {name} | `{file}` | {suite} | {how} |\n");
+        println!("{} {suite}, {how} ({:?})", begins(fault), began.elapsed());
+        rows[row] = format!("{} `{}` | {suite} | {how} |", begins(fault), fault.file);
+        let missed = rows.iter().filter(|row| row.contains("| **none** |")).count();
+        let sum = format!("Of {} faults, {missed} are missed.", rows.len());
+        let title = "| | the product | in | found by | how |\n|---|---|---|---|---|";
+        fs::write(
+            root.join(PAGE),
+            format!("{HEAD}\n{sum}\n\n{title}\n{}\n", rows.join("\n")),
+        )?;
     }
-    let sum = format!("Of {} faults, {missed} are missed.", faults.len());
-    if name.is_empty() {
-        let title = "| | the product | in | found by | how |\n|---|---|---|---|---|\n";
-        fs::write(root.join(PAGE), format!("{HEAD}\n{sum}\n\n{title}{rows}"))?;
-    }
-    println!("{sum}");
     Ok(())
 }
 
@@ -200,39 +208,52 @@ fn first_to_fail(
     thorough: bool,
 ) -> Result<Option<(String, String)>> {
     let (copy, target) = (root()?.join(COPY), root()?.join(TARGET));
+    let is_own = |program: &TestProgram| {
+        fault.number == 0 || copy.join(&fault.file).starts_with(&program.folder)
+    };
     let kinds = |program: &TestProgram| match &*program.target {
         "simulation" => &[0, 2][..],
-        "it" | "kernel" => &[3],
-        _ => &[1],
+        "it" | "kernel" | "relay" => &[4],
+        _ if is_own(program) => &[1],
+        _ => &[3],
     };
     let mut chosen: Vec<(usize, &TestProgram)> = programs
         .iter()
         .flat_map(|program| kinds(program).iter().map(move |kind| (*kind, program)))
-        .filter(|(kind, _)| thorough || *kind < 3)
+        .filter(|(kind, _)| thorough || *kind < QUICK)
         .collect();
-    let is_other = |program: &TestProgram| !copy.join(&fault.file).starts_with(&program.folder);
-    chosen.sort_by_key(|(kind, program)| (*kind, is_other(program)));
+    chosen.sort_by_key(|(kind, program)| (*kind, !is_own(program)));
     for (kind, program) in chosen {
         let mut command = Command::new("timeout");
-        command.arg(PATIENCE).arg(&program.executable).current_dir(&program.folder);
+        command
+            .arg(PATIENCE)
+            .args(["setpriv", "--pdeathsig", "KILL"])
+            .arg(&program.executable)
+            .current_dir(&program.folder);
         command.args(KINDS[kind].1);
         command
             .env("CARGO_MANIFEST_DIR", &program.folder)
             .env("KPLANE_PROGRAMS", target.join("debug"));
-        let ran = command.env("KPLANE_FAULT", fault.number.to_string()).output()?;
-        if !ran.status.success() {
-            let said = String::from_utf8_lossy(&ran.stdout);
-            let failed = |line: &str| {
-                let test =
-                    line.strip_prefix("test ").and_then(|line| line.strip_suffix(" ... FAILED"));
-                test.map(|test| format!("`{test}`"))
-                    .or_else(|| line.starts_with("seed ").then(|| line.to_owned()))
-            };
-            let how = said.lines().find_map(failed).unwrap_or_else(|| ran.status.to_string());
-            return Ok(Some((
-                format!("{} of {}", KINDS[kind].0, program.package),
-                how,
-            )));
+        command.env("KPLANE_FAULT", fault.number.to_string()).stderr(Stdio::null());
+        let mut child = command.stdout(Stdio::piped()).spawn()?;
+        let said = BufReader::new(child.stdout.take().context("a test has no output")?);
+        let failed = |line: String| {
+            let test = line.strip_prefix("test ")?.strip_suffix(" ... FAILED");
+            test.map(|test| format!("`{test}`"))
+        };
+        let seed = |line: &String| line.starts_with("seed ");
+        let is_first = |line: std::io::Result<String>| {
+            line.ok().and_then(|line| if seed(&line) { Some(line) } else { failed(line) })
+        };
+        let how = said.lines().find_map(is_first);
+        if how.is_some() {
+            // The other tests are of no interest.
+            child.kill()?;
+        }
+        let status = child.wait()?;
+        if !status.success() {
+            let suite = format!("{} of {}", KINDS[kind].0, program.package);
+            return Ok(Some((suite, how.unwrap_or_else(|| status.to_string()))));
         }
     }
     Ok(None)

@@ -16,11 +16,12 @@ Options:
       --seeds N        Play this many seeds [default: 10000]
       --from SEED      Begin with this seed [default: 0]
       --seed SEED      Play one seed, and tell what happens
-      --faults [NAME]  Run the simulation and unit tests on a copy of the product with one deliberate fault at a time: each
-                       of nodeagent/tests/simulation/faults, or those whose names contain NAME. The copy has a target
-                       folder of its own: the first build takes ten minutes on two cores
-      --thorough       Also run integration tests, which need no cluster and no virtual machine, with what nothing else
-                       finds. With all faults, docs/seeded-faults.md is written
+      --faults [NAME]  Run tests on a copy of the product with one deliberate fault at a time: 100 seeds, and the unit
+                       tests of the fault's crate. With each fault of nodeagent/tests/simulation/faults, after a run
+                       without one; or with those that have NAME in their names or files. docs/seeded-faults.md gets
+                       what is found. The copy has a target folder of its own: its first build takes ten minutes
+      --thorough       With what is not found then, also play 4,900 seeds, and run all other unit tests, and integration
+                       tests that need no cluster and no virtual machine
 ";
 
 /// Number of seeds that `cargo xtask test --all` plays.
