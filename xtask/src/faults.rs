@@ -208,9 +208,12 @@ fn first_to_fail(
     thorough: bool,
 ) -> Result<Option<(String, String)>> {
     let (copy, target) = (root()?.join(COPY), root()?.join(TARGET));
-    let is_own = |program: &TestProgram| {
-        fault.number == 0 || copy.join(&fault.file).starts_with(&program.folder)
-    };
+    let file = copy.join(&fault.file);
+    let folders = programs.iter().map(|program| &program.folder);
+    let own = folders
+        .filter(|folder| file.starts_with(folder))
+        .max_by_key(|folder| folder.as_os_str().len());
+    let is_own = |program: &TestProgram| own.is_none_or(|own| *own == program.folder);
     let kinds = |program: &TestProgram| match &*program.target {
         "simulation" => &[0, 2][..],
         "it" | "kernel" | "relay" => &[4],
