@@ -207,8 +207,7 @@ fn first_to_fail(
     fault: &Fault,
     thorough: bool,
 ) -> Result<Option<(String, String)>> {
-    let (copy, target) = (root()?.join(COPY), root()?.join(TARGET));
-    let file = copy.join(&fault.file);
+    let file = root()?.join(COPY).join(&fault.file);
     let folders = programs.iter().map(|program| &program.folder);
     let own = folders
         .filter(|folder| file.starts_with(folder))
@@ -227,37 +226,46 @@ fn first_to_fail(
         .collect();
     chosen.sort_by_key(|(kind, program)| (*kind, !is_own(program)));
     for (kind, program) in chosen {
-        let mut command = Command::new("timeout");
-        command
-            .arg(PATIENCE)
-            .args(["setpriv", "--pdeathsig", "KILL"])
-            .arg(&program.executable)
-            .current_dir(&program.folder);
-        command.args(KINDS[kind].1);
-        command
-            .env("CARGO_MANIFEST_DIR", &program.folder)
-            .env("KPLANE_PROGRAMS", target.join("debug"));
-        command.env("KPLANE_FAULT", fault.number.to_string()).stderr(Stdio::null());
-        let mut child = command.stdout(Stdio::piped()).spawn()?;
-        let said = BufReader::new(child.stdout.take().context("a test has no output")?);
-        let failed = |line: String| {
-            let test = line.strip_prefix("test ")?.strip_suffix(" ... FAILED");
-            test.map(|test| format!("`{test}`"))
-        };
-        let seed = |line: &String| line.starts_with("seed ");
-        let is_first = |line: std::io::Result<String>| {
-            line.ok().and_then(|line| if seed(&line) { Some(line) } else { failed(line) })
-        };
-        let how = said.lines().find_map(is_first);
-        if how.is_some() {
-            // The other tests are of no interest.
-            child.kill()?;
-        }
-        let status = child.wait()?;
-        if !status.success() {
+        let mut args: Vec<String> = KINDS[kind].1.iter().map(ToString::to_string).collect();
+        while let Some(how) = failure(program, &args, fault)? {
             let suite = format!("{} of {}", KINDS[kind].0, program.package);
-            return Ok(Some((suite, how.unwrap_or_else(|| status.to_string()))));
+            // A seed and the end of a program are no names of tests.
+            if how.contains(' ') {
+                return Ok(Some((suite, how)));
+            }
+            // What fails beside others and not alone has too little of the machine.
+            let alone = ["--exact", &how].map(ToOwned::to_owned);
+            if failure(program, &alone, fault)?.is_some() {
+                return Ok(Some((suite, format!("`{how}`"))));
+            }
+            args.extend(["--skip".to_owned(), how]);
         }
     }
     Ok(None)
+}
+
+/// Runs a test program with a fault until a test fails. Returns the name of the test, the seed, or the program's end.
+fn failure(program: &TestProgram, args: &[String], fault: &Fault) -> Result<Option<String>> {
+    let mut command = Command::new("timeout");
+    command
+        .arg(PATIENCE)
+        .args(["setpriv", "--pdeathsig", "KILL"])
+        .arg(&program.executable)
+        .args(args);
+    command.current_dir(&program.folder).env("CARGO_MANIFEST_DIR", &program.folder);
+    command.env("KPLANE_PROGRAMS", root()?.join(TARGET).join("debug"));
+    command.env("KPLANE_FAULT", fault.number.to_string()).stderr(Stdio::null());
+    let mut child = command.stdout(Stdio::piped()).spawn()?;
+    let said = BufReader::new(child.stdout.take().context("a test has no output")?);
+    let failed = said.lines().map_while(Result::ok).find_map(|line| {
+        let test = line.strip_prefix("test ").and_then(|line| line.strip_suffix(" ... FAILED"));
+        let seed = line.starts_with("seed ").then_some(&*line);
+        test.or(seed).map(ToOwned::to_owned)
+    });
+    if failed.is_some() {
+        // The other tests are of no interest.
+        child.kill()?;
+    }
+    let status = child.wait()?;
+    Ok(failed.or_else(|| (!status.success()).then(|| status.to_string())))
 }
