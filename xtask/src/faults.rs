@@ -28,6 +28,7 @@ const HEAD: &str = "\
 `cargo xtask simulate --faults --thorough` writes this page. Each fault of `nodeagent/tests/simulation/faults/` is a small
 change that a plausible mistake would make, and tests should fail with it. They run in the order of their cost: 100 seeds of
 the simulation, unit tests of the crate, 4,900 further seeds, all other unit tests, and then integration tests. The page names the first test that fails.
+Without `--thorough`, only the first two run: what is missed then may be found later, and a reason is one by the code.
 ";
 
 /// The crates with faults, and those whose tests find them.
