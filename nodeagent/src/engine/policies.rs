@@ -266,13 +266,7 @@ impl PolicyFamily {
     }
 
     /// Records that the kernel has a part of a change, or all of it.
-    fn sent(
-        &mut self,
-        enforcer: &Enforcer,
-        applied: PolicyApplied,
-        position: Position,
-        now: Now,
-    ) {
+    fn sent(&mut self, enforcer: &Enforcer, applied: PolicyApplied, position: Position, now: Now) {
         self.has_table = enforcer.has_table(self.state.family);
         if applied.rest > 0 {
             self.begun = Some((applied, position));

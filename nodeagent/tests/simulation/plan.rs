@@ -201,16 +201,16 @@ impl Plan {
     fn change_policies(&mut self, dice: &mut Dice, after: usize) {
         for _ in 0..if self.policies { 8 + dice.below(20) } else { 0 } {
             let replica = usize::try_from(dice.below(self.replicas as u64)).unwrap_or(0);
-            let step = match dice.below(20) {
-                0..13 => Step::Policies(dice.number()),
-                13..16 => Step::Batch(
+            let step = match dice.below(24) {
+                0..14 => Step::Policies(dice.number()),
+                14..17 => Step::Batch(
                     (0..2 + dice.below(6)).map(|_| Step::Policies(dice.number())).collect(),
                 ),
-                16..18 if !dice.one_in(3) => {
+                17..19 => {
                     let kind = OF_SERVICES + usize::from(dice.small(4));
                     Step::Watch(replica, kind, 1 + usize::from(dice.small(3)))
                 }
-                18 => Step::List(replica, lacking_policies(dice)),
+                19..21 => Step::List(replica, lacking_policies(dice)),
                 _ => disturb_tables(dice, self.nodes),
             };
             let at = self.place(dice, after);
