@@ -127,6 +127,11 @@ impl ApplyError {
         }
     }
 
+    /// Returns whether this machine cannot program the family, whatever the change is.
+    pub(crate) fn is_about_the_machine(&self) -> bool {
+        matches!(self.source.downcast_ref(), Some(StepError::Unusable(_)))
+    }
+
     /// Returns the error of a partial change that came while a complete one was due.
     pub(crate) fn unknown(family: Family) -> Self {
         Self::new(family, StepError::Unknown)

@@ -307,9 +307,9 @@ impl Enforcer {
             .map(|family| drifted[family as usize] && self.sides[family as usize].has_table())
     }
 
-    /// Returns whether the kernel has a family's table of this process.
-    pub fn has_table(&self, family: Family) -> bool {
-        self.sides[family as usize].has_table()
+    /// Returns whether the kernel may have a family's table, of this process or an earlier one.
+    pub fn may_have_table(&self, family: Family) -> bool {
+        self.sides[family as usize].may_have_table()
     }
 
     /// Returns the sizes of what a family enforces.

@@ -34,8 +34,8 @@ struct PolicyFamily {
     state: Reconciler,
     /// Whether unknown Pods are cut off because nobody knows which policies there are.
     closed: bool,
-    /// Whether the kernel has a table of this process.
-    has_table: bool,
+    /// Whether the kernel may have a table.
+    may_have_table: bool,
     failures: LastingFailures<PolicyKey>,
     /// A change of which the kernel has a part, and where it leads.
     begun: Option<(PolicyApplied, Position)>,
@@ -58,7 +58,7 @@ impl Policies {
             families: Family::ALL.map(|family| PolicyFamily {
                 state: Reconciler::new(family, TableOf::Policies),
                 closed: false,
-                has_table: false,
+                may_have_table: false,
                 failures: LastingFailures::new(DesiredKey::Policy),
                 begun: None,
                 deferred: None,
@@ -248,6 +248,7 @@ impl PolicyFamily {
                 false
             }
             Err(error) => {
+                self.may_have_table = enforcer.may_have_table(self.state.family);
                 self.state.fail(&error, now);
                 self.refused(position, desired)
             }
@@ -267,7 +268,7 @@ impl PolicyFamily {
 
     /// Records that the kernel has a part of a change, or all of it.
     fn sent(&mut self, enforcer: &Enforcer, applied: PolicyApplied, position: Position, now: Now) {
-        self.has_table = enforcer.has_table(self.state.family);
+        self.may_have_table = enforcer.may_have_table(self.state.family);
         if applied.rest > 0 {
             self.begun = Some((applied, position));
             return self.state.begun(now);
@@ -308,7 +309,7 @@ impl PolicyFamily {
         let (family, mut pods) = (self.state.family, desired.local_pods());
         let mut ranges = desired.pod_ranges().iter();
         self.state.error.is_none()
-            || self.has_table
+            || self.may_have_table
             || pods.any(|pod| pod.addresses.iter().any(|ip| Family::of(*ip) == family))
             || desired.has_policies() && ranges.any(|range| range.family() == family)
     }

@@ -42,6 +42,8 @@ const PART: usize = 4_096;
 pub(super) struct PolicySide {
     pub(super) content: Content,
     table: TableState,
+    /// Whether the kernel may have a table.
+    may_be_there: bool,
     departed: Departed,
     /// Transactions of the last change that the kernel does not have yet.
     rest: VecDeque<Vec<Ops>>,
@@ -60,6 +62,7 @@ impl PolicySide {
         Self {
             content: Content::new(family),
             table: TableState::Unknown,
+            may_be_there: false,
             departed: Departed::default(),
             rest: VecDeque::new(),
             lost: HashSet::new(),
@@ -69,6 +72,11 @@ impl PolicySide {
     /// Returns whether the kernel holds a table of this process.
     pub(super) fn has_table(&self) -> bool {
         matches!(self.table, TableState::Held(_))
+    }
+
+    /// Returns whether the kernel may have a table, of this process or an earlier one.
+    pub(super) fn may_have_table(&self) -> bool {
+        self.may_be_there
     }
 
     /// Applies the first part of a change. Whatever fails, the next change has to be complete.
@@ -93,6 +101,11 @@ impl PolicySide {
             TableState::Unknown => {
                 self.content.clear();
                 found = tables.is_possible().then(|| self.find(tables, change.objects.len()));
+                self.may_be_there |= match &found {
+                    None | Some(Ok((_, FoundPolicies::Absent))) => false,
+                    Some(Ok(_)) => true,
+                    Some(Err(error)) => !error.is_about_the_machine(),
+                };
             }
             TableState::Absent => {}
             TableState::Held(_) => self.content.held.record(),
@@ -127,6 +140,7 @@ impl PolicySide {
             }
         };
         self.table = if is_needed { table } else { TableState::Absent };
+        self.may_be_there = is_needed;
         applied.add(cost);
         applied.rest = self.rest.len();
         self.lost.extend(lost);
@@ -206,10 +220,11 @@ impl PolicySide {
         match found {
             None | Some(Ok((_, FoundPolicies::Absent))) => Ok(Cost::default()),
             Some(Ok((mut table, _))) => table.delete(),
-            Some(Err(error)) => {
-                tracing::debug!(%family, %error, "cannot look for a table of policies; there is no policy");
+            Some(Err(error)) if error.is_about_the_machine() => {
+                tracing::debug!(%family, %error, "this machine can have no table of policies; there is no policy");
                 Ok(Cost::default())
             }
+            Some(Err(error)) => Err(error),
         }
     }
 

@@ -4,7 +4,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use kplane_model::Family;
-use kplane_netlink::Errno;
+use kplane_netlink::{Errno, NetlinkError};
 
 use super::access::{ABSENT, Cost, FoundTable, KernelTables, Namespace, TableAccess};
 use super::element::Element;
@@ -94,8 +94,14 @@ impl PolicyTables {
             PolicyAccess::Shared(tables) => &**tables,
             PolicyAccess::Own(Some(namespace)) => namespace,
             PolicyAccess::Own(closed) => {
-                let opened =
-                    Namespace::open().map_err(|problem| error(StepError::read(problem)))?;
+                let opened = Namespace::open().map_err(|problem| {
+                    let lacks = lacks_tables(&problem);
+                    error(if lacks {
+                        StepError::Unusable(problem.to_string())
+                    } else {
+                        unreadable(problem)
+                    })
+                })?;
                 self.generation += 1;
                 closed.insert(opened)
             }
@@ -163,6 +169,20 @@ pub(crate) enum FoundPolicies {
     Other,
 }
 
+/// Returns whether the kernel has no nf_tables, or does not let this process use them.
+fn lacks_tables(problem: &NetlinkError) -> bool {
+    matches!(
+        problem.errno(),
+        Some(
+            Errno::EINVAL
+                | Errno::EPERM
+                | Errno::EOPNOTSUPP
+                | Errno::EAFNOSUPPORT
+                | Errno::EPROTONOSUPPORT
+        )
+    )
+}
+
 /// One family's table.
 #[derive(Debug)]
 pub(crate) struct PolicyTable {
@@ -179,18 +199,16 @@ impl PolicyTable {
 
     /// Reads the table.
     pub(crate) fn read(&mut self) -> Result<FoundPolicies, ApplyError> {
-        let found = self.kernel.read();
-        Ok(
-            match found.map_err(|problem| self.error(unreadable(problem)))? {
-                FoundTable::Ours(_, elements) if self.own()? => {
-                    self.expected = Expected::of(&elements);
-                    FoundPolicies::Ours(elements)
-                }
-                FoundTable::Ours(..) => FoundPolicies::Other,
-                FoundTable::Other(reason) if reason == ABSENT => FoundPolicies::Absent,
-                FoundTable::Other(_) => FoundPolicies::Other,
-            },
-        )
+        Ok(match self.kernel.read() {
+            Ok(FoundTable::Ours(_, elements)) if self.own()? => {
+                self.expected = Expected::of(&elements);
+                FoundPolicies::Ours(elements)
+            }
+            Ok(FoundTable::Other(reason)) if reason == ABSENT => FoundPolicies::Absent,
+            Ok(FoundTable::Ours(..) | FoundTable::Other(_)) => FoundPolicies::Other,
+            Err(problem) if lacks_tables(&problem) => FoundPolicies::Absent,
+            Err(problem) => return Err(self.error(unreadable(problem))),
+        })
     }
 
     fn own(&mut self) -> Result<bool, ApplyError> {
