@@ -26,7 +26,7 @@ pub(crate) struct Claim {
 #[derive(Debug)]
 pub(super) struct States {
     states: VecDeque<(Option<Position>, Answers)>,
-    /// The agent keeps more than it was sent, until it reports a position without that.
+    /// The agent keeps more than it was sent, until it reports another position without that.
     keeping: bool,
     /// What the kernel passed, and the agent said, when they were checked last.
     checked: Option<(u64, Claim)>,
@@ -35,6 +35,9 @@ pub(super) struct States {
     /// The agent died in the midst of a change. Of changes that have nothing to do with each other, the kernel may have
     /// some.
     midway: bool,
+    /// The position that the agent reported last, and the number of its changes then. A change that fails between two
+    /// transactions leaves a kernel with a part of it, of which the agent reports nothing.
+    settled: (Option<Position>, u64),
 }
 
 impl Default for States {
@@ -46,6 +49,7 @@ impl Default for States {
             checked: None,
             disturbed: None,
             midway: false,
+            settled: (None, 0),
         }
     }
 }
@@ -130,10 +134,15 @@ impl Ledger {
         let confirmed = claim.applied.filter(known);
         let states = &mut self.agents[usize::from(node)].states;
         states.keeping |= claim.keeps;
+        if claim.applied.is_none() {
+            states.settled.0 = None;
+        }
         if let Some(at) = confirmed
             && !claim.keeps
+            && states.settled.0 != Some(at)
         {
             states.confirm(at);
+            states.settled = (Some(at), changes);
         }
         if states.keeping {
             return;
@@ -142,7 +151,8 @@ impl Ledger {
             states.disturbed.take_if(|after| changes > *after);
             return;
         };
-        if states.disturbed.is_some() || states.midway && !passes {
+        let has_part = states.states.len() > 1 && changes > states.settled.1;
+        if states.disturbed.is_some() || has_part || states.midway && !passes {
             return;
         }
         let states: Vec<_> = states.states.iter().map(|(at, _)| *at).collect();
