@@ -138,11 +138,12 @@ impl Ledger {
             states.settled.0 = None;
         }
         if let Some(at) = confirmed
-            && !claim.keeps
             && states.settled.0 != Some(at)
         {
-            states.confirm(at);
             states.settled = (Some(at), changes);
+            if !claim.keeps {
+                states.confirm(at);
+            }
         }
         if states.keeping {
             return;
