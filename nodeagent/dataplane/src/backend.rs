@@ -188,7 +188,7 @@ impl Verification {
     /// Reads slices up to the last one.
     ///
     /// # Errors
-    /// Those of the slices.
+    /// The error of the first slice that fails.
     pub fn of_all<E>(mut slice: impl FnMut() -> Result<Self, E>) -> Result<Self, E> {
         loop {
             match slice()? {

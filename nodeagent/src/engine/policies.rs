@@ -34,8 +34,6 @@ struct PolicyFamily {
     state: Reconciler,
     /// Whether unknown Pods are cut off because nobody knows which policies there are.
     closed: bool,
-    /// Whether the kernel may have a table.
-    may_have_table: bool,
     failures: LastingFailures<PolicyKey>,
     /// A change of which the kernel has a part, and where it leads.
     begun: Option<(PolicyApplied, Position)>,
@@ -58,7 +56,6 @@ impl Policies {
             families: Family::ALL.map(|family| PolicyFamily {
                 state: Reconciler::new(family, TableOf::Policies),
                 closed: false,
-                may_have_table: false,
                 failures: LastingFailures::new(DesiredKey::Policy),
                 begun: None,
                 deferred: None,
@@ -117,7 +114,7 @@ impl Policies {
     }
 
     fn needed(&self, desired: &Desired) -> impl Iterator<Item = &PolicyFamily> {
-        self.families.iter().filter(|family| family.is_needed(desired))
+        self.families.iter().filter(|family| family.is_needed(&self.enforcer, desired))
     }
 
     /// Returns what is not enforced as written.
@@ -212,7 +209,7 @@ impl PolicyFamily {
         if self.state.is_waiting(now) {
             // The next change is complete.
             self.deferred = None;
-            self.refused(position, desired);
+            self.refused(enforcer, position, desired);
             return false;
         }
         let mut deferred = self.deferred.take();
@@ -244,13 +241,12 @@ impl PolicyFamily {
         match enforcer.begin(self.state.family, change) {
             Ok(applied) => {
                 self.closed = closed;
-                self.sent(enforcer, applied, position, now);
+                self.sent(applied, position, now);
                 false
             }
             Err(error) => {
-                self.may_have_table = enforcer.may_have_table(self.state.family);
                 self.state.fail(&error, now);
-                self.refused(position, desired)
+                self.refused(enforcer, position, desired)
             }
         }
     }
@@ -261,14 +257,13 @@ impl PolicyFamily {
             return;
         };
         match enforcer.go_on(self.state.family, &mut applied) {
-            Ok(()) => self.sent(enforcer, applied, position, now),
+            Ok(()) => self.sent(applied, position, now),
             Err(error) => self.state.fail(&error, now),
         }
     }
 
     /// Records that the kernel has a part of a change, or all of it.
-    fn sent(&mut self, enforcer: &Enforcer, applied: PolicyApplied, position: Position, now: Now) {
-        self.may_have_table = enforcer.may_have_table(self.state.family);
+    fn sent(&mut self, applied: PolicyApplied, position: Position, now: Now) {
         if applied.rest > 0 {
             self.begun = Some((applied, position));
             return self.state.begun(now);
@@ -297,19 +292,19 @@ impl PolicyFamily {
     }
 
     /// Records that the kernel refuses a position; returns whether the node needs the family.
-    fn refused(&mut self, position: Position, desired: &Desired) -> bool {
-        let is_needed = self.is_needed(desired);
+    fn refused(&mut self, enforcer: &Enforcer, position: Position, desired: &Desired) -> bool {
+        let is_needed = self.is_needed(enforcer, desired);
         self.state.refused(position, is_needed);
         is_needed
     }
 
     /// Returns whether the node needs the family: a kernel without IPv6 is no problem while no Pod has such an address, and no
     /// new one gets one (NP19). What the kernel still enforces has to go with the policies.
-    fn is_needed(&self, desired: &Desired) -> bool {
+    fn is_needed(&self, enforcer: &Enforcer, desired: &Desired) -> bool {
         let (family, mut pods) = (self.state.family, desired.local_pods());
         let mut ranges = desired.pod_ranges().iter();
         self.state.error.is_none()
-            || self.may_have_table
+            || enforcer.may_have_table(family)
             || pods.any(|pod| pod.addresses.iter().any(|ip| Family::of(*ip) == family))
             || desired.has_policies() && ranges.any(|range| range.family() == family)
     }
