@@ -75,7 +75,6 @@ pub fn publish(store: &Store, services: Vec<(ServiceKey, Option<Published>)>) {
 /// What a node is sent next, as its agent takes it, and its length on the wire in bytes.
 pub fn collect(store: &Store, node: &str, cursor: &mut Cursor) -> Result<(Update, usize)> {
     let (mut pieces, mut bytes) = (Vec::new(), 0);
-    let mut snapshot = *cursor == Cursor::at(0);
     let mut complete = false;
     while !complete {
         let piece = store.collect(node, cursor);
@@ -83,7 +82,7 @@ pub fn collect(store: &Store, node: &str, cursor: &mut Cursor) -> Result<(Update
         let update = pb::Update {
             objects: piece.objects,
             deleted: piece.deleted.iter().map(Into::into).collect(),
-            snapshot: std::mem::take(&mut snapshot),
+            snapshot: piece.snapshot,
             end: piece.end.map(|end| pb::UpdateEnd {
                 revision: end.revision,
                 digest: end.digest.to_bytes().to_vec(),

@@ -85,8 +85,6 @@ pub(super) struct Updates {
     head: Head,
     cursor: Cursor,
     opening: Opening,
-    /// The next piece begins a snapshot.
-    snapshot: bool,
     /// The agent can read compressed pieces.
     unpacks: bool,
     /// The end of a snapshot is not sent yet.
@@ -139,7 +137,6 @@ impl Updates {
             holds: claim.resume.is_some(),
             opening: Opening::Claimed(claim),
             complete: false,
-            snapshot: false,
             in_snapshot: false,
             sent: Sent::Other,
             walk: Walk::default(),
@@ -173,6 +170,9 @@ impl Updates {
     /// Returns the next message; there is one.
     fn next(&mut self) -> Result<Next, Status> {
         let begun = match std::mem::replace(&mut self.opening, Opening::Done) {
+            Opening::Done if self.hub.store().forgot(&self.cursor) => {
+                self.begin_snapshot("the agent lacks deletions that are forgotten here")
+            }
             Opening::Done => Ok(None),
             Opening::Claimed(claim) => {
                 if self.needs_node {
@@ -253,7 +253,6 @@ impl Updates {
         self.complete = false;
         let store = self.hub.store();
         if let Some(message) = self.walk.next(&mut self.cursor) {
-            self.snapshot = false;
             return message;
         }
         if let Some(ready) = store.take_common(&self.node, &mut self.cursor, &self.announced) {
@@ -263,8 +262,7 @@ impl Updates {
         }
         let mut piece = store.collect(&self.node, &mut self.cursor);
         let end = piece.end.take().map(|end| self.end(end));
-        let snapshot = std::mem::take(&mut self.snapshot);
-        publish::message(Piece { end: None, ..piece }, snapshot, end)
+        publish::message(Piece { end: None, ..piece }, end)
     }
 
     fn end(&mut self, end: publish::PieceEnd) -> pb::UpdateEnd {
@@ -340,7 +338,7 @@ impl Updates {
 
     fn begin_snapshot(&mut self, reason: &str) -> Result<Option<Bytes>, Duration> {
         self.hub.streams().snapshots.admit()?;
-        (self.snapshot, self.in_snapshot) = (true, true);
+        self.in_snapshot = true;
         self.cursor = Cursor::at(0);
         self.walk = self.hub.store().walk(&self.node).packed(self.unpacks);
         info!(node = %self.node, reason, "sync begins with a snapshot");

@@ -121,7 +121,7 @@ impl Common {
             ..UpdateEnd::default()
         };
         let digest_at = only_revision.encoded_len() + DIGEST_TAG;
-        let mut objects = message(piece, false, Some(end));
+        let mut objects = message(piece, Some(end));
         let end = objects.split_off(objects.len().checked_sub(length)?);
         Some(Self {
             position,
@@ -161,7 +161,7 @@ impl State {
     /// than its neighbours.
     fn common_zone(&self, node: &str, cursor: Cursor) -> Option<Option<&ZoneName>> {
         let base = cursor.base();
-        if base == 0 || !cursor.is_fresh() {
+        if base == 0 || !cursor.is_fresh() || self.forgot(&cursor) {
             return None;
         }
         let view = self.views.get(node);
@@ -176,11 +176,11 @@ impl State {
 }
 
 /// Returns an encoded update with its frame.
-pub fn message(piece: Piece, snapshot: bool, end: Option<UpdateEnd>) -> Bytes {
+pub fn message(piece: Piece, end: Option<UpdateEnd>) -> Bytes {
     let update = Update {
         objects: piece.objects,
         deleted: piece.deleted.iter().map(Into::into).collect(),
-        snapshot,
+        snapshot: piece.snapshot,
         end,
         ..Update::default()
     };

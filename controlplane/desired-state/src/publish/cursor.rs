@@ -59,6 +59,23 @@ impl Cursor {
         self.base
     }
 
+    /// Returns the newest revision up to which all changes have been collected.
+    fn position(&self) -> u64 {
+        self.shared.min(self.own)
+    }
+
+    /// Returns whether the agent can lack deletions up to a revision.
+    fn lacks_deletions(&self, horizon: u64) -> bool {
+        // An agent that began from nothing needs only those since it began.
+        let holds_since = if self.base == 0 { self.started } else { self.base };
+        !self.is_nothing() && self.position() < horizon && holds_since < horizon
+    }
+
+    /// Returns whether the agent has got nothing.
+    fn is_nothing(&self) -> bool {
+        self.base == 0 && self.is_fresh()
+    }
+
     /// Returns whether nothing has been collected since the agent's last complete state.
     pub(super) fn is_fresh(&self) -> bool {
         self.base == self.shared && self.base == self.own
@@ -74,6 +91,8 @@ impl Cursor {
 /// A part of what an agent lacks.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Piece {
+    /// The piece is the first of a snapshot: what the agent holds counts no more.
+    pub snapshot: bool,
     /// Encoded objects.
     pub objects: Vec<Bytes>,
     /// Deleted objects.
@@ -133,13 +152,25 @@ impl State {
         self.zone_digests.contains_key(zone).then_some(zone)
     }
 
+    /// Returns whether deletions that an agent lacks are forgotten, so that it needs a snapshot.
+    pub(super) fn forgot(&self, cursor: &Cursor) -> bool {
+        cursor.lacks_deletions(self.horizon)
+    }
+
     pub(super) fn collect(&self, node: &str, cursor: &mut Cursor) -> Piece {
+        if self.forgot(cursor) {
+            *cursor = Cursor::at(0);
+        }
+        let snapshot = cursor.is_nothing();
         if cursor.is_fresh() {
             cursor.started = self.revision;
         }
         let no_view = View::default();
         let view = self.views.get(node).unwrap_or(&no_view);
-        let mut piece = Piece::default();
+        let mut piece = Piece {
+            snapshot,
+            ..Piece::default()
+        };
         let mut bytes = 0;
         for (revision, key, object) in self.lacking(node, view, *cursor) {
             if bytes >= PIECE_BYTES {

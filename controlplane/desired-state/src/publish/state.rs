@@ -16,8 +16,8 @@ use crate::freshness::Freshness;
 use crate::trust::Trust;
 use kplane_proto::v1::Enforcement;
 
-/// Maximum number of deleted keys that are remembered for agents that reconnect. An agent that
-/// missed more deletions gets a snapshot instead.
+/// Number of deleted keys that are remembered in any case for agents that are behind. More are as long as there are
+/// more objects: an agent that missed more deletions than objects are left gets a snapshot, which is smaller.
 const TOMBSTONES: usize = 16_384;
 
 /// First revision of a store: the revision of the configuration of nodes without a Node object.
@@ -44,6 +44,8 @@ pub(super) struct State {
     /// ServicePorts with more than the default variant.
     pub(super) varied: BTreeSet<DesiredKey>,
     pub(super) tombstones: VecDeque<Tombstone>,
+    /// Number of tombstones that are kept in any case.
+    pub(super) least_tombstones: usize,
     /// Newest revision whose deletions may be forgotten.
     pub(super) horizon: u64,
     /// The cluster's ServiceCIDRs, a part of every node's configuration.
@@ -195,6 +197,7 @@ impl Default for State {
             zone_digests: HashMap::new(),
             varied: BTreeSet::new(),
             tombstones: VecDeque::new(),
+            least_tombstones: TOMBSTONES,
             horizon: 0,
             service_cidrs: Vec::new(),
             has_nodes: false,
@@ -418,7 +421,12 @@ impl State {
     }
 
     pub(super) fn forget_old_tombstones(&mut self) {
-        while self.tombstones.len() > TOMBSTONES {
+        if self.tombstones.len() <= self.least_tombstones {
+            return;
+        }
+        let own: usize = self.views.values().map(|view| view.objects.len()).sum();
+        let kept = self.least_tombstones.max(self.shared.len() + own);
+        while self.tombstones.len() > kept {
             let Some(old) = self.tombstones.pop_front() else {
                 return;
             };

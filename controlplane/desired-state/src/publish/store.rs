@@ -76,11 +76,6 @@ pub struct Store {
 }
 
 impl Store {
-    /// Returns whether deletions after a revision may be forgotten.
-    pub fn forgot_after(&self, revision: u64) -> bool {
-        revision < self.read().horizon
-    }
-
     /// Creates an empty store. `epoch` is random for each start of the control plane.
     pub fn new(epoch: u64) -> Self {
         let head = Head {
@@ -97,6 +92,11 @@ impl Store {
             head: watch::Sender::new(head),
             announced: watch::Sender::new(head),
         }
+    }
+
+    /// Remembers as many deletions as there are objects, and at least so many.
+    pub fn remember_deletions(&self, least: usize) {
+        self.write().least_tombstones = least;
     }
 
     /// Keeps nothing from now on that is for another node than this one.
@@ -298,7 +298,13 @@ impl Store {
         revision
     }
 
-    /// Returns the next part of what `node` lacks; moves the cursor behind it.
+    /// Returns whether deletions that an agent lacks are forgotten, so that it needs a snapshot.
+    pub fn forgot(&self, cursor: &Cursor) -> bool {
+        self.read().forgot(cursor)
+    }
+
+    /// Returns the next part of what `node` lacks; moves the cursor behind it. The part begins a snapshot if deletions
+    /// that the node lacks are forgotten.
     pub fn collect(&self, node: &str, cursor: &mut Cursor) -> Piece {
         self.read().collect(node, cursor)
     }

@@ -109,6 +109,9 @@ impl Agent {
             assert_eq!(cursor, self.cursor);
             assert_same(&ready, &piece);
         }
+        if piece.snapshot {
+            self.objects.clear();
+        }
         self.take(piece.objects);
         for key in &piece.deleted {
             self.objects.remove(key);
@@ -400,6 +403,7 @@ proptest! {
     #[test]
     fn followers_hold_what_their_node_must_have(steps in prop::collection::vec(any_step(), 1..60)) {
         let store = Store::new(7);
+        store.remember_deletions(0);
         let mut world = World::default();
         for node in NODES {
             store.attend(&node.into());

@@ -11,7 +11,7 @@ use kplane_agents::hub::Hub;
 use kplane_agents::identity::{Caller, Right, spawn_watch};
 use kplane_agents::streams::Attendance;
 use kplane_desired_state::freshness::Freshness;
-use kplane_desired_state::publish::{Cursor, Head, Piece, PieceEnd, Store, Way};
+use kplane_desired_state::publish::{Cursor, Head, Piece, PieceEnd, Store};
 use kplane_desired_state::trust::Trust;
 use kplane_model::Digest;
 use kplane_proto::v1 as pb;
@@ -107,10 +107,6 @@ struct NodeFeed {
     /// The state that the client claims to hold, until the first piece is due.
     resume: Option<Option<pb::ResumeToken>>,
     cursor: Cursor,
-    /// Deletions after this revision must be known, or the snapshot begins anew.
-    since: u64,
-    /// The next piece begins a snapshot.
-    snapshot: bool,
     /// The snapshot of the client lacks pieces.
     torn: bool,
     /// [`Head::trust`] of the last message.
@@ -125,8 +121,6 @@ impl NodeFeed {
             node: request.node_name,
             resume: Some(request.resume),
             cursor: Cursor::at(0),
-            since: 0,
-            snapshot: true,
             torn: true,
             trust_reported: 0,
         }
@@ -136,51 +130,23 @@ impl NodeFeed {
     fn begin(&mut self, hub: &Hub, token: Option<&pb::ResumeToken>) -> Result<(), Status> {
         must_be_known(hub, &self.node)?;
         let store = hub.store();
-        let newest = store.head().borrow().revision;
         let usable = token.filter(|token| token.schema == kplane_proto::DIGEST_SCHEMA);
         let resumed = usable.and_then(|token| {
             let digest = <[u8; 16]>::try_from(token.digest.as_slice()).ok()?;
             let revision = (token.epoch == store.epoch()).then_some(token.revision);
             let way = store.resume(&self.node, Digest::from_bytes(digest), revision)?;
-            // A client that lacks nothing needs no deletion from before.
-            Some(match way {
-                Way::Equal(cursor) => (cursor, newest),
-                Way::Changes(cursor) => (cursor, cursor.base()),
-            })
+            Some(way.cursor())
         });
-        match resumed {
-            Some((cursor, since)) => {
-                (self.cursor, self.since, self.snapshot) = (cursor, since, false);
-            }
-            None => self.restart(hub.store()),
-        }
+        self.cursor = resumed.unwrap_or(Cursor::at(0));
         Ok(())
     }
 
-    /// Returns the next piece, of a new snapshot if deletions that the client lacks may be forgotten.
-    fn collect(&mut self, store: &Store) -> Piece {
-        loop {
-            let piece = store.collect(&self.node, &mut self.cursor);
-            // Asked afterwards, so that nothing was forgotten before the piece was read.
-            if !store.forgot_after(self.since) {
-                return piece;
-            }
-            self.restart(store);
-        }
-    }
-
-    fn restart(&mut self, store: &Store) {
-        self.cursor = Cursor::at(0);
-        self.since = store.head().borrow().revision;
-        self.snapshot = true;
-    }
-
-    fn message(&mut self, hub: &Hub, piece: Piece) -> Result<pb::DesiredState, Status> {
+    fn message( hub: &Hub, piece: Piece) -> Result<pb::DesiredState, Status> {
         let objects = piece.objects.into_iter().map(pb::Object::decode).collect::<Result<_, _>>();
         let mut message = pb::DesiredState {
             objects: objects.map_err(|error| Status::internal(error.to_string()))?,
             deleted: piece.deleted.iter().map(Into::into).collect(),
-            snapshot: std::mem::take(&mut self.snapshot),
+            snapshot: piece.snapshot,
             ..pb::DesiredState::default()
         };
         if let Some(end) = piece.end {
@@ -209,18 +175,17 @@ impl NodeFeed {
         if let Some(token) = self.resume.take() {
             self.begin(hub, token.as_ref())?;
         }
-        let piece = self.collect(hub.store());
-        let is_empty = piece.objects.is_empty() && piece.deleted.is_empty();
+        let piece = hub.store().collect(&self.node, &mut self.cursor);
+        let is_empty = !piece.snapshot && piece.objects.is_empty() && piece.deleted.is_empty();
         let was_torn = std::mem::replace(&mut self.torn, piece.end.is_none());
         let trust_reported = self.trust_reported;
         if let Some(end) = &piece.end {
             self.trust_reported = end.trust_changes;
-            self.since = end.revision;
         }
         if is_empty && !was_torn && !long_quiet && self.trust_reported == trust_reported {
             return Ok(None);
         }
-        let mut message = self.message(hub, piece)?;
+        let mut message = Self::message(hub, piece)?;
         if is_empty && !was_torn {
             message.changed_at_ms = 0;
         }

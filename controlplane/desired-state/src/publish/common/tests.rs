@@ -58,7 +58,7 @@ fn alone(store: &Store, node: &str, mut cursor: Cursor, sent: &Freshness) -> Upd
     let mut piece = store.collect(node, &mut cursor);
     let end = piece.end.take().unwrap();
     let news = end.freshness.news(sent);
-    decode(&message(piece, false, Some(update_end(end, news))))
+    decode(&message(piece, Some(update_end(end, news))))
 }
 
 /// Returns the update that an agent shares with others, which must equal the one that it gets alone.
