@@ -36,7 +36,7 @@ pub(crate) fn main() {
     let idle = plane.revision();
     plane.measure("nothing", |_, changes| changes == 500);
     let mut worst = Duration::ZERO;
-    plane.offer([apply(&policy()).unwrap()]);
+    worst = worst.max(plane.take("its update is taken", apply(&policy()).unwrap()));
     let written = plane.revision();
     assert!(written > idle);
     worst = worst.max(plane.measure("the table is written", |report, _| {
@@ -45,7 +45,7 @@ pub(crate) fn main() {
     println!("{:<44} | {:>7}", "elements", plane.elements());
     // The agent reads it as soon as it is written. Nobody can see the end of that while Services change.
     worst = worst.max(plane.measure("the table is read", |_, changes| changes == 50_000));
-    plane.offer([delete(&policy()).unwrap()]);
+    worst = worst.max(plane.take("its removal is taken", delete(&policy()).unwrap()));
     let removed = plane.revision();
     worst = worst.max(plane.measure("the table is removed", |report, _| {
         report.applied.is_some_and(|at| at.revision >= removed)
@@ -107,11 +107,20 @@ impl<'a> Plane<'a> {
             .sum()
     }
 
-    fn offer(&mut self, events: impl IntoIterator<Item = Event>) {
+    /// Hands over a change; returns how long one of a Service would wait until the agent has taken it.
+    fn take(&mut self, what: &str, event: Event) -> Duration {
+        let took = self.offer([event]);
+        println!("{what:<44} | {:>7} | {took:>10.1?}", 1);
+        took
+    }
+
+    fn offer(&mut self, events: impl IntoIterator<Item = Event>) -> Duration {
         happen(&mut self.index, &self.store, events.into_iter().collect());
         let name = node(1)["metadata"]["name"].as_str().unwrap().to_owned();
         let (update, _) = collect(&self.store, &name, &mut self.cursor).unwrap();
+        let started = Instant::now();
         self.runtime.block_on(self.engine.submit(update)).unwrap().unwrap();
+        started.elapsed()
     }
 
     fn wait(&self, reached: impl Fn(&Report) -> bool) {

@@ -134,7 +134,10 @@ impl PolicySide {
             (TableState::Unknown | TableState::Absent, true) => {
                 lost = self.content.judged();
                 self.departed.clear();
-                let (new, cost) = self.fill(tables, found, &mut applied)?;
+                let (new, cost) = match &table {
+                    TableState::Absent => self.begin_table(tables, &mut applied)?,
+                    _ => self.fill(tables, found, &mut applied)?,
+                };
                 table = TableState::Held(new);
                 cost
             }
@@ -147,7 +150,22 @@ impl PolicySide {
         Ok(applied)
     }
 
-    /// Turns what was found into a table of the content, or makes one.
+    /// Makes a table where Pods may do everything until now, and sends the first part of the content.
+    fn begin_table(
+        &mut self,
+        tables: &mut PolicyTables,
+        applied: &mut PolicyApplied,
+    ) -> Result<(PolicyTable, Cost), ApplyError> {
+        let family = self.content.family;
+        let mut table = tables.table(family)?;
+        applied.add(table.replace(&Content::new(family))?);
+        let changes = self.content.held.changes_from(&[]);
+        let cost = self.content.change(&mut table, &changes, &mut self.rest, applied)?;
+        Ok((table, cost))
+    }
+
+    /// Turns what was found into a table of the content, or makes one in one transaction, so that no Pod is open that
+    /// was closed.
     fn fill(
         &mut self,
         tables: &mut PolicyTables,
