@@ -35,7 +35,8 @@ pub use guard::{CliffGuard, Confidence};
 pub use held::Held;
 pub use restored::{Remembered, SavedState};
 pub(crate) use restored::{folder_id, is_folder};
-pub use update::{Change, Collector, Position, Refusal, Remedy, Trigger, Update, now_ms};
+pub use staged::Change;
+pub use update::{Collector, Position, Refusal, Remedy, Trigger, Update, now_ms};
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -290,7 +291,7 @@ impl Desired {
             offer,
             ..
         } = update;
-        let mut staged = Staged::convert(update.changes);
+        let mut staged = Staged::of(update.changes);
         if let Some(ranges) = &ranges {
             self.name_others(ranges, &mut staged);
         }

@@ -1,4 +1,4 @@
-//! An update whose objects are decoded, before it becomes part of the desired state.
+//! The changes of an update: read as their pieces arrive, before the update becomes part of the desired state.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -8,7 +8,20 @@ use kplane_model::{DesiredKey, DesiredObject, ObjectHash};
 use kplane_proto::convert::{ConvertError, decode_object, key_of_object};
 use kplane_proto::v1 as pb;
 
-use super::Change;
+/// One change of an update.
+#[derive(Clone, Debug)]
+pub struct Change(Read);
+
+/// What a change says.
+#[derive(Clone, Debug)]
+enum Read {
+    /// A new object, or `None` for one that is gone.
+    Named(DesiredKey, Option<StagedObject>),
+    /// An object without a readable name: of a kind that this version does not know, or with this error.
+    Nameless(ObjectHash, Option<ConvertError>),
+    /// A deletion that names nothing that this version understands.
+    UnknownDeletion,
+}
 
 /// The changes of an update by name. The last change to a name counts.
 #[derive(Debug, Default)]
@@ -25,22 +38,56 @@ pub(super) struct Staged {
     unreadable_deletion: bool,
 }
 
-/// A name, and the new object or `None` for a deletion.
-type NamedChange = (DesiredKey, Option<StagedObject>);
-
 /// An object with a name.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct StagedObject {
     pub(super) hash: ObjectHash,
     pub(super) object: Result<Arc<DesiredObject>, ConvertError>,
 }
 
+impl Change {
+    /// Reads an encoded object.
+    pub(super) fn object(encoded: Bytes) -> Self {
+        let hash = ObjectHash::of(&encoded);
+        Self(match decode_object(encoded.clone()) {
+            Ok(Some(object)) => {
+                let (key, object) = (object.key(), Ok(Arc::new(object)));
+                Read::Named(key, Some(StagedObject { hash, object }))
+            }
+            Ok(None) => Read::Nameless(hash, None),
+            Err(error) => match key_of_object(encoded) {
+                Some(key) => {
+                    let object = Err(error);
+                    Read::Named(key, Some(StagedObject { hash, object }))
+                }
+                None => Read::Nameless(hash, Some(error)),
+            },
+        })
+    }
+
+    /// Reads the name of an object that is gone.
+    pub(super) fn gone(key: pb::ObjectKey) -> Self {
+        let key = DesiredKey::try_from(key);
+        Self(key.map_or(Read::UnknownDeletion, |key| Read::Named(key, None)))
+    }
+}
+
 impl Staged {
-    pub(super) fn convert(changes: Vec<Change>) -> Self {
+    pub(super) fn of(changes: Vec<Change>) -> Self {
         let mut staged = Self::default();
-        let named = changes.into_iter().filter_map(|change| match change {
-            Change::Object(encoded) => staged.object(encoded),
-            Change::Gone(key) => staged.gone(key),
+        let named = changes.into_iter().filter_map(|Change(change)| match change {
+            Read::Named(key, object) => Some((key, object)),
+            Read::Nameless(hash, error) => {
+                staged.unknown_kinds += u64::from(error.is_none());
+                staged.nameless.push(hash);
+                staged.nameless_errors.extend(error);
+                None
+            }
+            Read::UnknownDeletion => {
+                staged.unknown_kinds += 1;
+                staged.unreadable_deletion = true;
+                None
+            }
         });
         // The map is built at once, because its input is usually sorted already.
         let named = named.collect();
@@ -50,38 +97,5 @@ impl Staged {
     /// Returns whether every change has a name, so that the digest can be computed.
     pub(super) fn is_readable(&self) -> bool {
         self.nameless.is_empty() && !self.unreadable_deletion
-    }
-
-    fn object(&mut self, encoded: Bytes) -> Option<NamedChange> {
-        let hash = ObjectHash::of(&encoded);
-        let (key, object) = match decode_object(encoded.clone()) {
-            Ok(Some(object)) => (Some(object.key()), Ok(object)),
-            Ok(None) => {
-                self.unknown_kinds += 1;
-                self.nameless.push(hash);
-                return None;
-            }
-            Err(error) => (key_of_object(encoded), Err(error)),
-        };
-        match (key, object) {
-            (Some(key), object) => {
-                let object = object.map(Arc::new);
-                Some((key, Some(StagedObject { hash, object })))
-            }
-            (None, object) => {
-                self.nameless.push(hash);
-                self.nameless_errors.extend(object.err());
-                None
-            }
-        }
-    }
-
-    fn gone(&mut self, key: pb::ObjectKey) -> Option<NamedChange> {
-        let Ok(key) = DesiredKey::try_from(key) else {
-            self.unknown_kinds += 1;
-            self.unreadable_deletion = true;
-            return None;
-        };
-        Some((key, None))
     }
 }

@@ -166,7 +166,7 @@ fn kinds_of_the_future_are_counted_and_skipped() {
     assert_eq!((dirty.unknown_kinds, dirty.services.len()), (1, 0));
     assert_eq!(desired.resume().unwrap().digest, plane.digest());
     let mut delta = plane.delta_update();
-    delta.changes = vec![Change::Gone(Default::default())];
+    delta.changes = vec![Change::gone(Default::default())];
     delta.digest = Digest::default();
     assert_eq!(desired.apply(delta).unwrap().unknown_kinds, 1);
     assert_eq!(desired.resume(), None);

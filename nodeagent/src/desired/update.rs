@@ -9,6 +9,7 @@ use kplane_proto::packed;
 use kplane_proto::v1 as pb;
 use prost::Message;
 
+use super::staged::Change;
 use super::{Confidence, Enforcement, Freshness, Lag, Offer};
 
 /// Most bytes of objects in one update: 1,000,000 Services of 200 bytes. The limit also bounds the
@@ -78,15 +79,6 @@ pub struct Trigger {
     pub family: Family,
     /// The time of the change, milliseconds since 1970.
     pub at_ms: u64,
-}
-
-/// One change, still encoded.
-#[derive(Clone, Debug)]
-pub enum Change {
-    /// An encoded `Object` that is new or changed.
-    Object(Bytes),
-    /// The name of an object that is gone.
-    Gone(pb::ObjectKey),
 }
 
 /// The reason why an update is not taken.
@@ -273,8 +265,8 @@ impl Collector {
             return Err(Refusal::TooLarge);
         }
         // Deletions come first: if a piece deletes and sets the same name, the object stays.
-        self.changes.extend(piece.deleted.into_iter().map(Change::Gone));
-        self.changes.extend(piece.objects.into_iter().map(Change::Object));
+        self.changes.extend(piece.deleted.into_iter().map(Change::gone));
+        self.changes.extend(piece.objects.into_iter().map(Change::object));
         self.unpack(&piece.packed)?;
         let Some(end) = piece.end else {
             return Ok(None);
@@ -320,7 +312,7 @@ impl Collector {
         if self.bytes > MAX_UPDATE_BYTES {
             return Err(Refusal::TooLarge);
         }
-        self.changes.extend(objects.into_iter().map(Change::Object));
+        self.changes.extend(objects.into_iter().map(Change::object));
         Ok(())
     }
 
