@@ -21,6 +21,7 @@ mod objects;
 mod phases;
 mod ported;
 mod pricing;
+mod refused;
 mod report;
 mod shares;
 mod side;

@@ -81,16 +81,13 @@ impl NfSocket {
         let what = request.what;
         let sequence = self.ask(&mut request, NLM_F_DUMP)?;
         loop {
-            self.receive(MsgFlags::empty())
-                .map_err(|errno| NetlinkError::Socket { what, errno })?;
-            for message in Messages(&self.datagram).filter(|m| m.sequence == sequence) {
-                refusal(what, message)?;
-                if message.kind == NLMSG_DONE {
-                    return Ok(true);
-                }
-                if each(message).is_break() {
-                    return Ok(false);
-                }
+            let chunk = self.next_chunk(what, sequence)?;
+            let listed = self.datagram.get(..chunk.listed).unwrap_or(&self.datagram);
+            if Messages(listed).try_for_each(&mut each).is_break() {
+                return Ok(false);
+            }
+            if chunk.done {
+                return Ok(true);
             }
         }
     }

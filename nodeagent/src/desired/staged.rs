@@ -10,11 +10,11 @@ use kplane_proto::v1 as pb;
 
 /// One change of an update.
 #[derive(Clone, Debug)]
-pub struct Change(Read);
+pub struct Change(ReadChange);
 
 /// What a change says.
 #[derive(Clone, Debug)]
-enum Read {
+enum ReadChange {
     /// A new object, or `None` for one that is gone.
     Named(DesiredKey, Option<StagedObject>),
     /// An object without a readable name: of a kind that this version does not know, or with this error.
@@ -52,15 +52,15 @@ impl Change {
         Self(match decode_object(encoded.clone()) {
             Ok(Some(object)) => {
                 let (key, object) = (object.key(), Ok(Arc::new(object)));
-                Read::Named(key, Some(StagedObject { hash, object }))
+                ReadChange::Named(key, Some(StagedObject { hash, object }))
             }
-            Ok(None) => Read::Nameless(hash, None),
+            Ok(None) => ReadChange::Nameless(hash, None),
             Err(error) => match key_of_object(encoded) {
                 Some(key) => {
                     let object = Err(error);
-                    Read::Named(key, Some(StagedObject { hash, object }))
+                    ReadChange::Named(key, Some(StagedObject { hash, object }))
                 }
-                None => Read::Nameless(hash, Some(error)),
+                None => ReadChange::Nameless(hash, Some(error)),
             },
         })
     }
@@ -68,7 +68,9 @@ impl Change {
     /// Reads the name of an object that is gone.
     pub(super) fn gone(key: pb::ObjectKey) -> Self {
         let key = DesiredKey::try_from(key);
-        Self(key.map_or(Read::UnknownDeletion, |key| Read::Named(key, None)))
+        Self(key.map_or(ReadChange::UnknownDeletion, |key| {
+            ReadChange::Named(key, None)
+        }))
     }
 }
 
@@ -76,14 +78,14 @@ impl Staged {
     pub(super) fn of(changes: Vec<Change>) -> Self {
         let mut staged = Self::default();
         let named = changes.into_iter().filter_map(|Change(change)| match change {
-            Read::Named(key, object) => Some((key, object)),
-            Read::Nameless(hash, error) => {
+            ReadChange::Named(key, object) => Some((key, object)),
+            ReadChange::Nameless(hash, error) => {
                 staged.unknown_kinds += u64::from(error.is_none());
                 staged.nameless.push(hash);
                 staged.nameless_errors.extend(error);
                 None
             }
-            Read::UnknownDeletion => {
+            ReadChange::UnknownDeletion => {
                 staged.unknown_kinds += 1;
                 staged.unreadable_deletion = true;
                 None

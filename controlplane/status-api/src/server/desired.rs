@@ -141,7 +141,7 @@ impl NodeFeed {
         Ok(())
     }
 
-    fn message( hub: &Hub, piece: Piece) -> Result<pb::DesiredState, Status> {
+    fn message(hub: &Hub, piece: Piece) -> Result<pb::DesiredState, Status> {
         let objects = piece.objects.into_iter().map(pb::Object::decode).collect::<Result<_, _>>();
         let mut message = pb::DesiredState {
             objects: objects.map_err(|error| Status::internal(error.to_string()))?,

@@ -60,7 +60,7 @@ pub(crate) use frontend::Ops;
 pub(in crate::backend) use lookup::look_up;
 pub use loopback::LoopbackCounts;
 pub use policies::PolicyTables;
-pub(crate) use policies::{FoundPolicies, PolicyTable};
+pub(crate) use policies::{FoundPolicies, PolicyTable, refused_keys};
 pub use policy_schema::{ACCEPT, CUT, DENY, PASS, PolicySet};
 pub use probe::{ProbeError, can_log, probe};
 pub use proxy_tables::{HookAddresses, PrestopTable, PrestopTableError};

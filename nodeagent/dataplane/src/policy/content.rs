@@ -19,6 +19,7 @@ use super::held::Held;
 use super::numbers::Numbers;
 use super::objects::Objects;
 use super::ported::name_of;
+use super::refused::RefusedPods;
 use super::shares::{ElementLimits, Grants};
 use super::suspects::Suspects;
 use super::tiers::Tiers;
@@ -42,8 +43,9 @@ pub(super) struct Content {
     pub(super) grants: Grants,
     /// Number of elements that the decisions of tiers for each Pod need.
     pub(super) weights: BTreeMap<PodName, u64>,
-    /// Pods whose decisions need too many.
+    /// Pods that are cut off: their decisions need too many elements, or the kernel refuses some.
     pub(super) cut_off: BTreeSet<PodName>,
+    pub(super) refused: RefusedPods,
     /// What is not enforced as written; `None` = it has to be found out anew.
     pub(super) failures: Option<Vec<PolicyFailure>>,
     /// The count of numbers at which those of classes that are gone are forgotten.
@@ -70,6 +72,7 @@ impl Content {
             grants: Grants::default(),
             weights: BTreeMap::new(),
             cut_off: BTreeSet::new(),
+            refused: RefusedPods::default(),
             failures: None,
             most_numbers: SPARE_NUMBERS,
             ranges: Vec::new(),
@@ -86,6 +89,7 @@ impl Content {
         *self = Self {
             numbers: std::mem::take(&mut self.numbers),
             limits: self.limits,
+            refused: std::mem::take(&mut self.refused),
             followed: std::mem::take(&mut self.followed),
             ..Self::new(self.family)
         };
@@ -298,7 +302,11 @@ impl Content {
             self.set_aside(name, false);
         }
         let pods = self.objects.pods_of(name);
+        let is_other = self.objects.policies.contains_key(name);
         for pod in &pods {
+            if is_other {
+                self.refused.forget(pod);
+            }
             self.isolate(pod, name, false);
         }
         self.retract(name);
@@ -315,6 +323,7 @@ impl Content {
         }
         self.failures = None;
         if let Some(old) = self.objects.pods.get(name).cloned() {
+            self.refused.forget(name);
             for policy in &old.policies {
                 self.isolate(name, policy, false);
                 self.forget_pair(name, policy);

@@ -1,4 +1,4 @@
-//! Limits of what ClusterNetworkPolicies may decide for Pods.
+//! Pods that are cut off, mostly by limits of what ClusterNetworkPolicies may decide for them.
 
 use std::collections::BTreeSet;
 
@@ -7,11 +7,13 @@ use kplane_model::PodName;
 use super::content::Content;
 
 impl Content {
-    /// Cuts off Pods for which tiers decide more than there may be, and the last ones by name beyond what there may be in
-    /// all.
+    /// Cuts off Pods for which tiers decide more than there may be, the last ones by name beyond what there may be in all,
+    /// and those about which the kernel refuses something.
     pub(super) fn keep_limits(&mut self) {
         let mut left = self.limits.node;
-        let mut cut_off = BTreeSet::new();
+        let refused = self.refused.certain().map(|(pod, _)| pod.clone());
+        let mut cut_off: BTreeSet<PodName> =
+            refused.filter(|pod| self.objects.pods.contains_key(pod)).collect();
         for (pod, weight) in &self.weights {
             match left.checked_sub(*weight) {
                 Some(rest) if *weight <= self.limits.pod => left = rest,

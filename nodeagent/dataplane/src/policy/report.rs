@@ -44,13 +44,20 @@ impl Content {
         let limits = self.limits;
         failures.extend(self.cut_off.iter().map(|pod| {
             let weight = self.weights.get(pod).copied().unwrap_or_default();
-            PolicyFailure {
-                key: PolicyKey::Pod(pod.clone()),
-                reason: format!(
+            let reason = match self.refused.reason(pod) {
+                Some(reason) => format!(
+                    "the kernel refuses what policies allow it ({reason}); it is cut off until it or one of its policies \
+                     changes: please report it"
+                ),
+                None => format!(
                     "the decisions of ClusterNetworkPolicies for it need {weight} elements; there may be {} for a Pod and {} \
                      in all; it is cut off",
                     limits.pod, limits.node
                 ),
+            };
+            PolicyFailure {
+                key: PolicyKey::Pod(pod.clone()),
+                reason,
             }
         }));
         failures.extend(self.grants.beyond.iter().map(|(name, share)| PolicyFailure {

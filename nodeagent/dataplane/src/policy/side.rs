@@ -86,6 +86,26 @@ impl PolicySide {
         suspects: &mut Suspects,
         change: PolicyChange<'_>,
     ) -> Result<PolicyApplied, ApplyError> {
+        let begun = self.begin_once(tables, suspects, change);
+        self.note(begun)
+    }
+
+    /// Notes at whose elements a change failed, or that the kernel has all of it.
+    fn note<T>(&mut self, sent: Result<T, ApplyError>) -> Result<T, ApplyError> {
+        match &sent {
+            Ok(_) if self.rest.is_empty() => self.content.refused.was_taken(),
+            Ok(_) => {}
+            Err(error) => self.content.note_refused(error),
+        }
+        sent
+    }
+
+    fn begin_once(
+        &mut self,
+        tables: &mut PolicyTables,
+        suspects: &mut Suspects,
+        change: PolicyChange<'_>,
+    ) -> Result<PolicyApplied, ApplyError> {
         if change.complete && !self.rest.is_empty() {
             self.table = TableState::Unknown;
             self.rest.clear();
@@ -193,13 +213,11 @@ impl PolicySide {
         let TableState::Held(table) = &mut self.table else {
             return Err(ApplyError::unknown(self.content.family));
         };
-        match table.go_on(&self.content, &phases) {
-            Ok(cost) => applied.add(cost),
-            Err(error) => {
-                self.table = TableState::Unknown;
-                return Err(error);
-            }
+        let sent = table.go_on(&self.content, &phases);
+        if sent.is_err() {
+            self.table = TableState::Unknown;
         }
+        applied.add(self.note(sent)?);
         applied.rest = self.rest.len();
         Ok(())
     }

@@ -2,6 +2,7 @@
 //! kernel takes, and the elements decide as the objects say.
 
 mod oracle;
+mod refused;
 mod table;
 
 use std::collections::{BTreeMap, BTreeSet};

@@ -221,6 +221,14 @@ pub fn push_elements<'a>(
     }
 }
 
+/// Returns the name of the operation that adds elements to a set.
+pub(super) fn added_to(set: Set) -> Label {
+    Label {
+        action: "add element",
+        object: set.name(),
+    }
+}
+
 /// Appends one operation for the first elements, as many as belong to `set` and fit.
 fn push_some<'a, 'e>(
     batch: &mut Batch,
@@ -229,15 +237,16 @@ fn push_some<'a, 'e>(
     set: Set,
     elements: &'a [&'e Element],
 ) -> &'a [&'e Element] {
-    let (action, kind, flags) = match op {
-        ElementOp::Add => ("add element", msg::NEWSETELEM, NLM_F_CREATE),
-        ElementOp::Delete => ("delete element", msg::DELSETELEM, 0),
+    let (label, kind, flags) = match op {
+        ElementOp::Add => (added_to(set), msg::NEWSETELEM, NLM_F_CREATE),
+        ElementOp::Delete => {
+            let object = set.name();
+            let action = "delete element";
+            (Label { action, object }, msg::DELSETELEM, 0)
+        }
     };
     let operation = Operation {
-        label: Label {
-            action,
-            object: set.name(),
-        },
+        label,
         kind,
         flags,
         family: nfproto(family),

@@ -4,14 +4,17 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use kplane_model::Family;
-use kplane_netlink::{Errno, NetlinkError};
+use kplane_netlink::{CommitError, Errno, NetlinkError};
 
 use super::access::{ABSENT, Cost, FoundTable, KernelTables, Namespace, TableAccess};
-use super::element::Element;
+use super::element::{Element, Key};
 use super::frontend::Ops;
 use super::guarded::{Send, repair, send};
+use super::policy_schema::PolicySet;
 use super::probe::{can_log, can_own};
+use super::readback::refused_element;
 use super::repair::{Contents, everything, unreadable};
+use super::schema::Set;
 use super::slices::{Expected, SlicedRead, check};
 use super::table_kind::{POLICY_TABLE, TableKind};
 use super::tables::TableLayout;
@@ -181,6 +184,31 @@ fn lacks_tables(problem: &NetlinkError) -> bool {
                 | Errno::EPROTONOSUPPORT
         )
     )
+}
+
+/// Returns the keys of elements that the kernel refuses whenever they come: those that an error names, unless it is about
+/// the moment.
+pub(crate) fn refused_keys(error: &ApplyError) -> Vec<Key> {
+    let cause = match error.source.downcast_ref() {
+        Some(StepError::Refused(cause) | StepError::Interrupted(cause)) => cause.downcast_ref(),
+        _ => None,
+    };
+    let Some(CommitError::Rejected { rejections, .. }) = cause else {
+        return Vec::new();
+    };
+    let passes = [
+        Errno::ENOMEM,
+        Errno::ENOBUFS,
+        Errno::EAGAIN,
+        Errno::EINTR,
+        Errno::EBUSY,
+    ];
+    let sets = || PolicySet::ALL.map(Set::Policy);
+    rejections
+        .iter()
+        .filter(|refused| !passes.contains(&refused.errno))
+        .filter_map(|refused| Some(refused_element(refused, error.family, sets())?.key))
+        .collect()
 }
 
 /// One family's table.

@@ -10,7 +10,7 @@ use kplane_model::Family;
 use super::affinity::Group;
 use super::affinity_id::{AffinityId, GroupPart};
 use super::decode::{Decoder, Foreign};
-use super::element::Element;
+use super::element::{Element, added_to};
 use super::schema::Set;
 use super::structure::{GroupOp, push_groups, push_structure};
 use super::table_kind::TableKind;
@@ -19,7 +19,7 @@ use super::uapi::*;
 use super::userdata;
 use kplane_netlink::{
     Attribute, Attributes, Batch, Errno, Message, Messages, NetlinkError, NfSocket, PausedDump,
-    Request,
+    Rejection, Request,
 };
 
 /// Most attempts to read chains, rules and sets while other programs' changes tear the lists.
@@ -217,6 +217,18 @@ impl KernelList {
         let elements = if is_last { decoder.finish()? } else { decoder.drain() };
         Ok((elements, is_last))
     }
+}
+
+/// Returns the element that the kernel refused to add to one of these sets, if it named one.
+pub(super) fn refused_element(
+    refused: &Rejection,
+    family: Family,
+    sets: impl IntoIterator<Item = Set>,
+) -> Option<Element> {
+    let set = sets.into_iter().find(|set| refused.what == added_to(*set))?;
+    let mut decoder = Decoder::new(family, set);
+    decoder.take(Attributes(refused.attribute.as_deref()?)).ok()?;
+    decoder.finish().ok()?.pop()
 }
 
 /// Returns the elements in the kernel's answer to a dump of one set.

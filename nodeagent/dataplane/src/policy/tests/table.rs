@@ -39,7 +39,7 @@ impl Model {
 
     /// A transaction.
     pub(super) fn step(&mut self, phase: &[Ops]) {
-        self.0.apply(phase, None).unwrap_or_else(|| panic!("refused: {phase:?}"));
+        self.0.apply(phase).unwrap_or_else(|| panic!("refused: {phase:?}"));
     }
 
     pub(super) fn delete<'a>(&mut self, elements: impl IntoIterator<Item = &'a Element>) {

@@ -93,7 +93,7 @@ impl HeldTable {
 
     /// Applies a transaction; `None` if the kernel refuses it, and then the table is of no use. `refused` is an address that
     /// it does not take.
-    pub(crate) fn apply(&mut self, groups: &[Ops], refused: Option<IpAddr>) -> Option<()> {
+    pub(crate) fn apply(&mut self, groups: &[Ops]) -> Option<()> {
         groups
             .iter()
             .flat_map(|ops| &ops.delete)
@@ -107,9 +107,7 @@ impl HeldTable {
             !leads || self.groups.contains_key(&group.id.other())
         });
         let mut added = groups.iter().flat_map(|ops| &ops.add);
-        let is_fine = |element: &Element| refused.is_none_or(|ip| !names(element, ip));
-        let all_added =
-            added.try_for_each(|element| self.add(element).filter(|()| is_fine(element)));
+        let all_added = added.try_for_each(|element| self.add(element));
         all_added.filter(|()| lead_somewhere)
     }
 
@@ -212,12 +210,16 @@ fn leads_to(element: &Element) -> Option<AffinityId> {
     }
 }
 
-/// Returns whether an element is one of a place with this address, or leads to it.
-fn names(element: &Element, ip: IpAddr) -> bool {
+/// Returns whether an element is one of a place with this address, leads to it, or allows a Pod with it something.
+pub(super) fn names(element: &Element, ip: IpAddr) -> bool {
     let endpoint = element.data.and_then(Data::endpoint);
     let is_place =
         matches!(place_of(element.key), Some(FrontendAddr::Address { ip: at, .. }) if at == ip);
-    is_place || endpoint.is_some_and(|endpoint| endpoint.ip == ip)
+    let pod = match element.key {
+        Key::Grant(pod, _) | Key::GrantPort(pod, ..) | Key::GrantPorts(pod, ..) => Some(pod),
+        _ => None,
+    };
+    is_place || endpoint.is_some_and(|endpoint| endpoint.ip == ip) || pod == Some(ip)
 }
 
 /// Returns the fields of a key with their first values, and the last value of the last one if it is a range.

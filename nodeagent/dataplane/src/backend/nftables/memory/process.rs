@@ -1,22 +1,25 @@
 //! A process's way to the machine.
 
+use std::net::IpAddr;
 use std::os::fd::OwnedFd;
 use std::panic::resume_unwind;
 
 use kplane_model::Family;
-use kplane_netlink::{CommitError, Errno, NetlinkError};
+use kplane_netlink::{AttributeWriter, CommitError, Errno, NetlinkError, Rejection};
 use parking_lot::MutexGuard;
 
 use super::super::access::{ABSENT, Cost, FoundTable, Guard, KernelTables, TableAccess};
 use super::super::affinity::Group;
 use super::super::affinity_id::AffinityId;
 use super::super::clients::Client;
+use super::super::element::{Element, ElementOp, added_to, encode};
 use super::super::frontend::Ops;
 use super::super::readback::{ListedSet, ReadError};
 use super::super::schema::Set;
 use super::super::table_kind::TableKind;
 use super::super::tables::TableLayout;
 use super::super::watch::{Drift, OneTable};
+use super::held::names;
 use super::{HeldTable, MemoryKernel, MemoryState, ProcessDied, TableFaults};
 use crate::backend::Notifications;
 
@@ -101,7 +104,7 @@ impl MemoryTable {
     fn transact(
         &self,
         guard: Guard,
-        change: impl FnOnce(&mut MemoryState) -> Option<()>,
+        change: impl FnOnce(&mut MemoryState) -> Result<(), CommitError>,
     ) -> Result<Cost, CommitError> {
         let (mut state, table) = (self.process.state(), self.id());
         if self.is_broken(&state) {
@@ -119,7 +122,7 @@ impl MemoryTable {
         if guard == Guard::Head && !is_seen {
             return Err(CommitError::GenerationMoved);
         }
-        change(&mut state).ok_or(CommitError::Refused(Errno::EINVAL))?;
+        change(&mut state)?;
         state.end(None, None);
         if let (Guard::Head, Some(head)) = (guard, head) {
             state.ledger.committed(head);
@@ -198,12 +201,15 @@ impl TableAccess for MemoryTable {
             let mut held = if rebuild {
                 HeldTable::new(self.family, self.layout)
             } else {
-                state.tables.get(&table)?.clone()
+                state.tables.get(&table).ok_or(INVALID)?.clone()
             };
-            let refused = state.faults.get(&table).and_then(|faults: &TableFaults| faults.refused);
-            held.apply(groups, refused)?;
+            let faults = state.faults.get(&table);
+            if let Some(ip) = faults.and_then(|faults: &TableFaults| faults.refused) {
+                refuse(groups, ip)?;
+            }
+            held.apply(groups).ok_or(INVALID)?;
             state.tables.insert(table, held);
-            Some(())
+            Ok(())
         })
     }
 
@@ -216,6 +222,7 @@ impl TableAccess for MemoryTable {
     fn forget(&mut self, group: AffinityId, gone: &[Client]) -> Result<(), CommitError> {
         let forget =
             |state: &mut MemoryState| state.tables.get_mut(&self.id())?.forget(group, gone);
+        let forget = |state: &mut MemoryState| forget(state).ok_or(INVALID);
         self.transact(Guard::None, forget).map(drop)
     }
 
@@ -230,9 +237,41 @@ impl TableAccess for MemoryTable {
     fn delete(&mut self) -> Result<Cost, CommitError> {
         self.transact(Guard::None, |state| {
             state.tables.remove(&self.id());
-            Some(())
+            Ok(())
         })
     }
+}
+
+const INVALID: CommitError = CommitError::Refused(Errno::EINVAL);
+
+/// Refuses each element that names an address, as the kernel does: all are tried.
+fn refuse(groups: &[Ops], ip: IpAddr) -> Result<(), CommitError> {
+    let added = groups.iter().flat_map(|ops| &ops.add).enumerate();
+    let rejection = |(index, element): (usize, &Element)| {
+        let mut attribute = Vec::new();
+        encode(
+            &mut AttributeWriter::new(&mut attribute),
+            ElementOp::Add,
+            element,
+        );
+        Rejection {
+            index,
+            what: added_to(element.set),
+            errno: Errno::EINVAL,
+            reason: None,
+            attribute: Some(attribute),
+        }
+    };
+    let rejections: Vec<Rejection> =
+        added.filter(|(_, element)| names(element, ip)).map(rejection).collect();
+    if rejections.is_empty() {
+        return Ok(());
+    }
+    let operations = groups.iter().map(Ops::len).sum();
+    Err(CommitError::Rejected {
+        operations,
+        rejections,
+    })
 }
 
 fn unreadable(errno: Errno) -> NetlinkError {
