@@ -170,7 +170,7 @@ impl Policies {
                 .map(move |(at, rule)| (entry, at, rule))
         });
         let near = rules.filter_map(|(entry, at, rule)| {
-            let lacks = match (port.is_among(rule), self.peer_of(entry, rule, other)) {
+            let lacks = match (port.is_among(rule, true), self.peer_of(entry, rule, other)) {
                 (false, Some(_)) => Lack::Port,
                 (true, None) => Lack::Peer,
                 (true, Some(_)) | (false, None) => return None,
@@ -230,7 +230,7 @@ impl Policies {
             };
             isolating.push(entry.policy.name.clone());
             for (number, rule) in rules.iter().enumerate() {
-                if let Some(peer) = self.allows(entry, rule, other, port) {
+                if let Some(peer) = self.allows(entry, rule, direction, other, port) {
                     return Verdict::Allowed {
                         policy: entry.policy.name.clone(),
                         rule: number,
@@ -251,10 +251,20 @@ impl Policies {
         &self,
         entry: &Entry,
         rule: &Rule,
+        direction: Direction,
         other: &Found<'_>,
         port: Port<'_>,
     ) -> Option<Option<usize>> {
-        port.is_among(rule).then(|| self.peer_of(entry, rule, other)).flatten()
+        let Some(peers) = &rule.peers else {
+            return port.is_among(rule, true).then_some(None);
+        };
+        let own = &entry.policy.name.namespace;
+        let allows = |peer: &PeerSpec| {
+            // A name is that of a container's port, and a range of addresses has no containers.
+            let names = direction == Direction::Ingress || !matches!(peer, PeerSpec::Block(_));
+            other.is_among(peer, own, &self.namespaces) && port.is_among(rule, names)
+        };
+        peers.iter().position(allows).map(Some)
     }
 
     /// Returns which peer of a rule an end is, whatever the port: `Some(None)` = everybody.
@@ -318,10 +328,11 @@ impl<'a> Port<'a> {
         }
     }
 
-    /// Returns whether a rule allows the port.
-    fn is_among(self, rule: &Rule) -> bool {
+    /// Returns whether a rule allows the port. `names` says whether names of ports mean anything.
+    fn is_among(self, rule: &Rule, names: bool) -> bool {
+        let counts = |port: &&PolicyPort| names || !matches!(port, PolicyPort::Named(..));
         let ports = rule.ports.as_ref();
-        ports.is_none_or(|ports| ports.iter().any(|port| self.is(port)))
+        ports.is_none_or(|ports| ports.iter().filter(counts).any(|port| self.is(port)))
     }
 
     pub(crate) fn is(self, allowed: &PolicyPort) -> bool {

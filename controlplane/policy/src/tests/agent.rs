@@ -204,10 +204,14 @@ impl View<'_> {
         let at_peer = self.peers.get(&to).map_or(&[][..], |(_, ports)| ports);
         let at_pod = destination.map_or(&[][..], |(_, pod)| &pod.ports);
         let egress = |node: &NodeName, rule: &PolicyRule| {
-            self.has_peer(node, rule, to) && has_port(rule, at_peer, protocol, port)
+            // Ranges of addresses have no containers, whose ports have names.
+            let port_of = |ports| has_port(rule, ports, protocol, port);
+            self.in_groups(node, rule, to) && port_of(at_peer)
+                || in_blocks(rule, to) && port_of(&[])
         };
         let ingress = |node: &NodeName, rule: &PolicyRule| {
-            self.has_peer(node, rule, from) && has_port(rule, at_pod, protocol, port)
+            (self.in_groups(node, rule, from) || in_blocks(rule, from))
+                && has_port(rule, at_pod, protocol, port)
         };
         let side = |pod: Option<&PodOn<'_>>, direction, other, passes: bool| {
             let decide = |tier| match pod.and_then(|(_, pod)| pod.tier) {
@@ -269,21 +273,23 @@ impl View<'_> {
             .filter_map(move |policy| self.policies[&policy].rules(direction))
     }
 
-    fn has_peer(&self, node: &NodeName, rule: &PolicyRule, address: IpAddr) -> bool {
+    fn in_groups(&self, node: &NodeName, rule: &PolicyRule, address: IpAddr) -> bool {
         let Some(peers) = &rule.peers else {
             return true;
         };
         let chain = self.peers.get(&address).map_or(&[][..], |(chain, _)| chain);
-        let in_groups = peers.groups.iter().any(|group| {
+        peers.groups.iter().any(|group| {
             let members = self.members.get(&(node, *group));
             let members = members.map_or(&[][..], |members| members);
             chain.iter().any(|id| members.contains(id))
-        });
-        let in_blocks = peers.blocks.iter().any(|block| {
-            block.range.contains(address) && block.except.iter().all(|e| !e.contains(address))
-        });
-        in_groups || in_blocks
+        })
     }
+}
+
+fn in_blocks(rule: &PolicyRule, address: IpAddr) -> bool {
+    rule.peers.iter().flat_map(|peers| &peers.blocks).any(|block| {
+        block.range.contains(address) && block.except.iter().all(|e| !e.contains(address))
+    })
 }
 
 fn has_port(rule: &PolicyRule, named: &[NamedPort], protocol: Protocol, port: u16) -> bool {

@@ -89,8 +89,15 @@ pub(super) fn is_open(
             if is_for && let Some(rules) = rules(policy).as_ref() {
                 isolated = true;
                 for rule in rules {
-                    let to_port = is_to(rule, destination, protocol, port);
-                    if to_port && is_with(cluster, policy, rule, other) {
+                    let is_it = |peer: Option<&PeerSpec>| {
+                        // Ranges of addresses have no containers, whose ports have names.
+                        let nameless = direction == Direction::Egress
+                            && matches!(peer, Some(PeerSpec::Block(_)));
+                        is_to(rule, destination.filter(|_| !nameless), protocol, port)
+                            && peer.is_none_or(|peer| is_with(cluster, policy, peer, other))
+                    };
+                    let peers = rule.peers.as_ref();
+                    if peers.map_or(is_it(None), |all| all.iter().any(|peer| is_it(Some(peer)))) {
                         return true;
                     }
                 }
@@ -232,13 +239,10 @@ fn is_port(allowed: &PolicyPort, destination: Option<&Pod>, protocol: Protocol, 
 fn is_with(
     cluster: &Cluster,
     policy: &NetworkPolicy,
-    rule: &Rule,
+    peer: &PeerSpec,
     (pod, address): (Option<&Pod>, IpAddr),
 ) -> bool {
-    let Some(peers) = &rule.peers else {
-        return true;
-    };
-    peers.iter().any(|peer| match peer {
+    match peer {
         PeerSpec::Block(block) => {
             block.range.contains(address) && !block.except.iter().any(|e| e.contains(address))
         }
@@ -250,7 +254,7 @@ fn is_with(
             is_there && pods.as_ref().is_none_or(|pods| matches(pods, &pod.labels))
         }),
         PeerSpec::Nodes(_) => false,
-    })
+    }
 }
 
 /// Only the empty selector matches a namespace that is not known.
