@@ -200,8 +200,8 @@ async fn no_answer_takes_more_memory_than_agents_need() {
     })
     .await;
     let replica = Replica::start(own, flags(&[other])).await;
-    let (fleet, _) = replica.fleet(0).await;
-    assert_eq!((fleet.nodes.len(), fleet.missing_replicas.len()), (100, 0));
+    let fleet = replica.fleet_soon(|fleet| fleet.missing_replicas.is_empty()).await;
+    assert_eq!(fleet.nodes.len(), 100);
     let report = fleet.nodes[0].report.as_ref().unwrap();
     assert_eq!(report.failures.len(), 512);
 }

@@ -236,14 +236,14 @@ fn connections_are_cut_when_they_are_asked_to_be() {
                 Probe::tcp(to).open(world.ns(from)).unwrap()
             };
             let (mut allowed, mut other) = (open("c"), open("node-1"));
-            allowed.echo(SECOND).unwrap();
+            allowed.echo(10 * SECOND).unwrap();
             let (mut client, mut server) = world.streams(family, "c", "a");
             world.set(group(&[id(2)]));
             assert!(!world.tcp(family, "c", "a", 80));
             if cut {
-                eventually(5 * SECOND, "the connection is cut", || {
+                eventually(20 * SECOND, "the connection is cut", || {
                     world.judge();
-                    match allowed.echo(SECOND / 4) {
+                    match allowed.echo(SECOND) {
                         Ok(()) => Err("it goes on"),
                         Err(_) => Ok(()),
                     }
@@ -256,9 +256,9 @@ fn connections_are_cut_when_they_are_asked_to_be() {
             } else {
                 server.write_all(b"push").unwrap();
                 client.read_exact(&mut [0; 4]).unwrap();
-                allowed.echo(SECOND).unwrap();
+                allowed.echo(10 * SECOND).unwrap();
             }
-            other.echo(SECOND).unwrap();
+            other.echo(10 * SECOND).unwrap();
         }
     }
 }
