@@ -36,6 +36,15 @@ pub mod v1 {
 /// The services between kplane's own programs, which no tool can use.
 const INTERNAL: [&str; 2] = ["AgentService", "PeerService"];
 
+/// Returns the right that a method needs, by the path of its requests: `/PACKAGE.SERVICE/METHOD`. `None` if there is no such
+/// method. A method that declares none does not compile.
+pub fn right_of(path: &str) -> Option<v1::Right> {
+    let number = include!(concat!(env!("OUT_DIR"), "/rights.rs"));
+    v1::Right::try_from(number)
+        .ok()
+        .filter(|right| *right != v1::Right::Unspecified)
+}
+
 /// Returns the encoded file descriptors of what tools can use, for gRPC reflection.
 ///
 /// # Errors

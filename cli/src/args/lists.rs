@@ -191,7 +191,7 @@ Examples:
         alias = "policies",
         after_help = "\
 Rules are in the order of spec.ingress and spec.egress, and `kpctl why` names them so. The first
-100 Pods are listed: 20 of them in a table, all with -o wide.
+100 Pods are listed: 20 of them in a table, all with -o wide. Needs the right to get /kplane/policies.
 
 Examples:
   kpctl describe policy shop/web

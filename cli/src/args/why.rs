@@ -18,7 +18,8 @@ whether the kernel holds this state.
 
 Of a Pod or an address with a port it shows whether NetworkPolicies allow the connection: which rule
 does, or which policies isolate the Pod. Name an endpoint, since policies see the address behind the
-Service. For scripts: -o jsonpath={.allowed}.
+Service. For scripts: -o jsonpath={.allowed}. Needs the right to get /kplane/policies; of a packet to a
+Service, the answer leaves NetworkPolicies out without it.
 
 Examples:
   kpctl why shop/web --from pod/shop/client-1            a Pod; its node is looked up

@@ -13,6 +13,7 @@ use prost_types::{
     FileDescriptorSet, ServiceDescriptorProto,
 };
 
+use crate::right_of;
 use crate::v1::DESCRIPTORS;
 
 /// The services for tools. The rest is between kplane's own programs.
@@ -166,11 +167,14 @@ fn service_text(service: &ServiceDescriptorProto, comments: &Comments<'_>) -> St
     for (n, method) in service.method.iter().enumerate() {
         let stream = if method.server_streaming() { "stream of " } else { "" };
         out.push_str(&format!(
-            "### {}\n\n{} -> {stream}{}\n\n{}\n\n",
+            "### {}\n\n{} -> {stream}{}\n\n{}\n\nRight: [{}](#right)\n\n",
             method.name(),
             link(method.input_type()),
             link(method.output_type()),
-            comments.at(&[2, index(n)])
+            comments.at(&[2, index(n)]),
+            right_of(&format!("/kplane.v1.{}/{}", service.name(), method.name()))
+                .unwrap()
+                .as_str_name(),
         ));
     }
     out
@@ -238,7 +242,7 @@ impl Item<'_> {
 fn page(set: &FileDescriptorSet) -> String {
     let items = items(set);
     let mut out = HEAD.to_owned();
-    let mut wanted = VecDeque::new();
+    let mut wanted = VecDeque::from([".kplane.v1.Right"]);
     for name in PUBLIC {
         let mut services = set.file.iter().flat_map(|file| {
             file.service.iter().enumerate().map(move |(n, service)| (file, n, service))

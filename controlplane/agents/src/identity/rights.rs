@@ -7,6 +7,7 @@
 //! | read the state of the fleet | `get` | `/kplane/status` |
 //! | read the desired state of a node | `get` | `/kplane/desired/NODE` |
 //! | read the desired state of all nodes | `get` | `/kplane/desired/*` |
+//! | read what NetworkPolicies allow (`kpctl describe policy`, `why`) | `get` | `/kplane/policies` |
 //! | act on the fleet (`kpctl approve`, `freeze`, `thaw`) | `update` | `/kplane/fleet` |
 //! | sample packets that NetworkPolicies deny (`kpctl drops --follow`) | `create` | `/kplane/samples` |
 //! | collect the state of a replica's own agents, as another replica | `get` | `/kplane/peer` |
@@ -52,6 +53,8 @@ pub enum Right {
     ReadClients,
     /// Let nodes sample packets that NetworkPolicies deny.
     Sample,
+    /// Read what NetworkPolicies allow: who may reach whom.
+    ReadPolicies,
     /// Collect the state of a replica's own agents, as another replica.
     Peer,
     /// Pass on an approval, as another replica.
@@ -62,7 +65,11 @@ impl Right {
     /// Returns the verb.
     pub fn verb(&self) -> &'static str {
         match self {
-            Self::ReadStatus | Self::ReadDesired(_) | Self::ReadClients | Self::Peer => "get",
+            Self::ReadStatus
+            | Self::ReadDesired(_)
+            | Self::ReadClients
+            | Self::ReadPolicies
+            | Self::Peer => "get",
             Self::Act | Self::PeerAct => "update",
             Self::Probe | Self::Sample => "create",
         }
@@ -72,7 +79,7 @@ impl Right {
     fn needs_admin(&self) -> bool {
         matches!(
             self,
-            Self::Act | Self::Probe | Self::ReadClients | Self::Sample
+            Self::Act | Self::Probe | Self::ReadClients | Self::Sample | Self::ReadPolicies
         )
     }
 
@@ -85,6 +92,7 @@ impl Right {
             Self::Probe => "/kplane/probes".to_owned(),
             Self::ReadClients => "/kplane/clients".to_owned(),
             Self::Sample => "/kplane/samples".to_owned(),
+            Self::ReadPolicies => "/kplane/policies".to_owned(),
             Self::Peer | Self::PeerAct => "/kplane/peer".to_owned(),
         }
     }
@@ -136,7 +144,8 @@ impl Rights {
             | Right::Act
             | Right::Probe
             | Right::ReadClients
-            | Right::Sample => is_of(ADMINS),
+            | Right::Sample
+            | Right::ReadPolicies => is_of(ADMINS),
         };
         if is_listed && all_rights {
             return Ok(());

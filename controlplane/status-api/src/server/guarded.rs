@@ -8,6 +8,8 @@ use std::task::{Context, Poll};
 use http::{Extensions, HeaderMap, Request, Response};
 use kplane_agents::connection_limits::ConnectionGuard;
 use kplane_agents::identity::{Authenticator, Caller, Port, Refusal, RefusalReason, Right};
+use kplane_proto::right_of;
+use kplane_proto::v1 as pb;
 use tonic::Status;
 use tonic::body::Body;
 use tonic::server::NamedService;
@@ -34,26 +36,30 @@ impl<S: NamedService> NamedService for Guarded<S> {
     const NAME: &'static str = S::NAME;
 }
 
-/// Returns the right that a method needs. A method that is not listed reads the state of the fleet. `None` leaves
-/// the check to the method, which knows the node.
-fn right_for(path: &str) -> Option<Right> {
-    match path {
-        "/kplane.v1.StatusService/Approve" | "/kplane.v1.StatusService/Freeze" => Some(Right::Act),
-        "/kplane.v1.StatusService/TryService" | "/kplane.v1.StatusService/ProbeNodes" => {
-            Some(Right::Probe)
+/// Returns the right that a method declares in its .proto file. `Ok(None)` leaves the check to the method, which knows the
+/// node.
+///
+/// # Errors
+/// UNIMPLEMENTED: no method of this port has the path.
+fn right_for(path: &str) -> Result<Option<Right>, Status> {
+    use pb::Right as Declared;
+    Ok(Some(match right_of(path) {
+        Some(Declared::ReadStatus) => Right::ReadStatus,
+        Some(Declared::Act) => Right::Act,
+        Some(Declared::Probe) => Right::Probe,
+        Some(Declared::ReadClients) => Right::ReadClients,
+        Some(Declared::Sample) => Right::Sample,
+        Some(Declared::ReadPolicies) => Right::ReadPolicies,
+        Some(Declared::Peer) => Right::Peer,
+        Some(Declared::PeerAct) => Right::PeerAct,
+        Some(Declared::ReadDesired) => return Ok(None),
+        None if path.starts_with("/grpc.reflection.") => Right::ReadStatus,
+        Some(Declared::Unspecified | Declared::Agent) | None => {
+            return Err(Status::unimplemented(
+                "this control plane has no such method",
+            ));
         }
-        "/kplane.v1.StatusService/GetAffinity"
-        | "/kplane.v1.StatusService/GetFlows"
-        | "/kplane.v1.StatusService/GetGraph" => Some(Right::ReadClients),
-        "/kplane.v1.StatusService/FollowDrops" => Some(Right::Sample),
-        "/kplane.v1.DesiredStateService/WatchNode" => None,
-        // Some questions make agents act.
-        "/kplane.v1.PeerService/Approve"
-        | "/kplane.v1.PeerService/Ask"
-        | "/kplane.v1.PeerService/Suspect" => Some(Right::PeerAct),
-        _ if path.starts_with("/kplane.v1.PeerService/") => Some(Right::Peer),
-        _ => Some(Right::ReadStatus),
-    }
+    }))
 }
 
 /// Returns the connection of a request.
@@ -83,9 +89,9 @@ pub(crate) async fn admit(
 async fn admit_request(
     authenticator: &Arc<Authenticator>,
     request: &mut Request<Body>,
-) -> Result<(), Refusal> {
+) -> Result<(), Status> {
     let connection = connection(request.extensions())?.clone();
-    let right = right_for(request.uri().path());
+    let right = right_for(request.uri().path())?;
     let caller = admit(authenticator, &connection, request.headers(), right).await?;
     request.extensions_mut().insert(caller);
     Ok(())
@@ -115,7 +121,7 @@ where
         Box::pin(async move {
             match admit_request(&authenticator, &mut request).await {
                 Ok(()) => inner.call(request).await,
-                Err(refusal) => Ok(Status::from(refusal).into_http()),
+                Err(refused) => Ok(refused.into_http()),
             }
         })
     }
@@ -130,7 +136,8 @@ mod tests {
         for (method, verb, path) in [
             ("StatusService/GetDrainStatus", "get", "/kplane/status"),
             ("StatusService/GetProxied", "get", "/kplane/status"),
-            ("StatusService/JudgeConnection", "get", "/kplane/status"),
+            ("StatusService/JudgeConnection", "get", "/kplane/policies"),
+            ("StatusService/DescribePolicy", "get", "/kplane/policies"),
             ("StatusService/GetDrops", "get", "/kplane/status"),
             ("StatusService/FollowDrops", "create", "/kplane/samples"),
             ("StatusService/TryService", "create", "/kplane/probes"),
@@ -142,8 +149,15 @@ mod tests {
             ("PeerService/Suspect", "update", "/kplane/peer"),
             ("PeerService/Inspect", "get", "/kplane/peer"),
         ] {
-            let right = right_for(&format!("/kplane.v1.{method}")).unwrap();
+            let right = right_for(&format!("/kplane.v1.{method}")).unwrap().unwrap();
             assert_eq!((right.verb(), &*right.path()), (verb, path), "{method}");
+        }
+        for other in [
+            "/kplane.v1.StatusService/New",
+            "/kplane.v1.AgentService/Sync",
+            "/x",
+        ] {
+            assert!(right_for(other).is_err(), "{other}");
         }
     }
 }

@@ -172,7 +172,7 @@ impl StatusService for StatusServer {
 
     async fn explain(&self, request: Request<pb::ExplainRequest>) -> Answer<pb::Explanation> {
         charge(&request, self.nodes_cost())?;
-        let reported = self.fate_of(request.into_inner(), false).await?;
+        let reported = self.fate_of(request, false).await?;
         Ok(Response::new(reported.explanation.unwrap_or_default()))
     }
 
@@ -190,7 +190,7 @@ impl StatusService for StatusServer {
         let node = node_named(&to.node, &without);
         let text = format!("tried connections to {service} from {node}");
         audit(&request, &Right::Probe, &text);
-        let reported = self.fate_of(request.into_inner(), true).await?;
+        let reported = self.fate_of(request, true).await?;
         Ok(Response::new(reported))
     }
 

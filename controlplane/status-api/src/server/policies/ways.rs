@@ -94,6 +94,7 @@ impl Ways {
     pub(in super::super) async fn judge(
         self,
         index: &IndexHandle,
+        may_judge: bool,
         explanation: &mut pb::Explanation,
     ) -> Result<Option<&'static str>, Status> {
         if self.ways.is_empty() {
@@ -104,7 +105,14 @@ impl Ways {
         let Some(judged) = judged.await? else {
             return Ok(None);
         };
-        judged.tell(all, explanation);
+        if may_judge {
+            judged.tell(all, explanation);
+        } else {
+            let text =
+                "NetworkPolicies are not judged: that needs the right to get /kplane/policies";
+            explanation.steps.push(text.to_owned());
+            explanation.summary.push_str(", if NetworkPolicies allow it");
+        }
         Ok((judged.node_differs && !is_node).then_some(
             "the agent would connect as its node, and NetworkPolicies judge the node otherwise than this sender; \
              connect from the Pod itself: kubectl exec",

@@ -4,11 +4,12 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use kplane_agents::hub::Hub;
+use kplane_agents::identity::{Caller, Right};
 use kplane_agents::node_query::Reply;
 use kplane_agents::peers::Collected;
 use kplane_model::{NodeName, ServiceName};
 use kplane_proto::v1 as pb;
-use tonic::Status;
+use tonic::{Request, Status};
 
 use super::super::on_node::{around, on_node};
 use super::super::pages::{Node, Snapshot};
@@ -21,9 +22,15 @@ impl StatusServer {
     /// Returns the fate of a packet, and lets the node's agent try it if it shall.
     pub(super) async fn fate_of(
         &self,
-        mut request: pb::ExplainRequest,
+        request: Request<pb::ExplainRequest>,
         tries: bool,
     ) -> Result<pb::TryResponse, Status> {
+        let may_judge = match request.extensions().get::<Caller>() {
+            Some(caller) => caller.may(&Right::ReadPolicies).await.is_ok(),
+            // The request comes from this process.
+            None => true,
+        };
+        let mut request = request.into_inner();
         let name = ServiceName::new(&request.namespace, &request.name);
         let detail = detail(self.hub.index(), &name).await?;
         if !request.sender_pod.is_empty() {
@@ -36,7 +43,7 @@ impl StatusServer {
         let Some((expected, ways)) = expected else {
             return Ok(attempts::not_proxied(explanation));
         };
-        let unlike = ways.judge(self.hub.index(), &mut explanation).await?;
+        let unlike = ways.judge(self.hub.index(), may_judge, &mut explanation).await?;
         let mut plan = attempts::Plan::new(&explanation, expected.protocol(), tries);
         let is_own = |to: SocketAddr| node.facts.addresses.contains(&to.ip());
         if why::comes_from_outside(&request) && explanation.to.parse().is_ok_and(is_own) {

@@ -1,6 +1,10 @@
 //! NetworkPolicies: lists, descriptions and verdicts.
 
+use http::HeaderMap;
+use kplane_agents::connection_limits::{ConnectionGuard, TransportIdentity};
+use kplane_agents::identity::{ADMINS, AuthenticatorConfig, Port};
 use kplane_desired_state::source::Located;
+use kplane_tls::Subject;
 use serde_json::{Value, json};
 
 use super::*;
@@ -525,6 +529,32 @@ async fn a_packet_that_policies_deny_does_not_arrive_and_the_nearest_rule_says_w
         reason.ends_with("and TCP 80 is none of its ports"),
         "{reason}"
     );
+}
+
+/// Who may reach whom is no status: a caller who may not read it learns it from no answer.
+#[tokio::test]
+async fn a_caller_without_the_right_learns_nothing_of_policies_from_the_fate_of_a_packet() {
+    let hub = hub_of(true, with_service(cluster())).await;
+    let server = StatusServer::new(Arc::clone(&hub));
+    let authenticator = Authenticator::open(&AuthenticatorConfig::default(), hub, None).unwrap();
+    for (group, may) in [("people", false), (ADMINS, true)] {
+        let subject = Subject {
+            name: "anna".to_owned(),
+            groups: vec![group.to_owned()],
+        };
+        let connection = ConnectionGuard::of(TransportIdentity::Certificate(subject, None));
+        let headers = HeaderMap::new();
+        let caller = authenticator.authenticate(Port::Status, &connection, &headers).await;
+        let mut request = Request::new(sent_by("other/web-0", ""));
+        request.extensions_mut().insert(caller.unwrap());
+        let reported = server.explain(request).await.unwrap().into_inner();
+        assert_eq!(reported.outcome() == pb::PacketOutcome::Denied, may);
+        assert_eq!(format!("{reported:?}").contains("shop/db-0"), may);
+        assert_eq!(
+            reported.summary.ends_with("if NetworkPolicies allow it"),
+            !may
+        );
+    }
 }
 
 /// Connects an agent that has counted these denied packets.
