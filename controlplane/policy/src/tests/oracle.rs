@@ -93,8 +93,12 @@ pub(super) fn is_open(
                         // Ranges of addresses have no containers, whose ports have names.
                         let nameless = direction == Direction::Egress
                             && matches!(peer, Some(PeerSpec::Block(_)));
-                        is_to(rule, destination.filter(|_| !nameless), protocol, port)
-                            && peer.is_none_or(|peer| is_with(cluster, policy, peer, other))
+                        is_to(
+                            rule,
+                            if nameless { None } else { destination },
+                            protocol,
+                            port,
+                        ) && peer.is_none_or(|peer| is_with(cluster, policy, peer, other))
                     };
                     let peers = rule.peers.as_ref();
                     if peers.map_or(is_it(None), |all| all.iter().any(|peer| is_it(Some(peer)))) {

@@ -1,10 +1,13 @@
 //! Pods that are cut off, mostly by limits of what ClusterNetworkPolicies may decide for them.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashSet};
+use std::net::IpAddr;
 
 use kplane_model::PodName;
 
 use super::content::Content;
+use crate::backend::ApplyError;
+use crate::backend::nftables::{Key, refused_keys};
 
 impl Content {
     /// Cuts off Pods for which tiers decide more than there may be, the last ones by name beyond what there may be in all,
@@ -41,5 +44,27 @@ impl Content {
             }
             self.tier(&pod, true);
         }
+    }
+
+    /// Notes the Pods about which the kernel refused an element, as far as an error names any.
+    pub(super) fn note_refused(&mut self, error: &ApplyError) {
+        let refused: HashSet<IpAddr> = refused_keys(error).into_iter().filter_map(pod_of).collect();
+        if refused.is_empty() {
+            return;
+        }
+        let words = error.source.to_string();
+        for (name, pod) in &self.objects.pods {
+            if pod.addresses.iter().any(|ip| refused.contains(ip)) {
+                self.refused.note(name, &words);
+            }
+        }
+    }
+}
+
+/// Returns the Pod of an element that allows or decides something, and nothing else.
+fn pod_of(key: Key) -> Option<IpAddr> {
+    match key {
+        Key::Grant(pod, _) | Key::GrantPort(pod, ..) | Key::GrantPorts(pod, ..) => Some(pod),
+        _ => None,
     }
 }
