@@ -129,8 +129,9 @@ impl Reconciler {
         self.retry_at.is_some_and(|at| now.instant < at)
     }
 
-    /// Records that the kernel has a part of a change.
+    /// Records that the kernel has a part of a change. Nothing waits for a retry then: the change is one.
     pub(super) fn begun(&mut self, now: Now) {
+        self.retry_at = None;
         self.go_on_at = Some(now.instant);
     }
 
@@ -406,6 +407,16 @@ mod tests {
             let waited = now.instant - start.instant;
             assert!(waited > QUIET * 8 && waited <= VERIFY_LATEST, "{waited:?}");
         }
+    }
+
+    /// The next part comes before another try, which would wait for the end of the change.
+    #[test]
+    fn a_retry_goes_on_in_parts() {
+        let (mut table, now) = settled(TableOf::Policies);
+        table.follow_up(now);
+        table.begun(after(now, SECOND));
+        let next = (now.instant + SECOND, TableTask::GoOn);
+        assert_eq!(table.next(), Some(next));
     }
 
     #[test]
