@@ -64,6 +64,13 @@ impl Desired {
         self.enforcement == Enforcement::Unread && !self.knew_policies
     }
 
+    /// Returns whether there are no NetworkPolicies although no control plane has said so. What an earlier process left in the
+    /// kernel stays then.
+    pub fn knows_no_policies(&self) -> bool {
+        let is_unsaid = matches!(self.enforcement, Enforcement::Unsaid | Enforcement::Unread);
+        is_unsaid && !self.lacks_policies() && self.policies().next().is_none()
+    }
+
     /// Returns why the node's NetworkPolicies may not be those of the cluster, if that is so.
     pub fn policy_doubt(&self) -> Option<&'static str> {
         match self.enforcement {

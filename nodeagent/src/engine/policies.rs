@@ -221,6 +221,10 @@ impl PolicyFamily {
             None => (&dirty.policies, dirty.node_changed),
         };
         let complete = self.state.behind;
+        if complete && desired.knows_no_policies() {
+            self.state.leave(position);
+            return false;
+        }
         let closed = desired.lacks_policies();
         let is_same = keys.is_empty() && !node_changed && closed == self.closed;
         if !complete && is_same {

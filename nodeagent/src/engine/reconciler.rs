@@ -175,6 +175,12 @@ impl Reconciler {
         self.verified.take_if(|verified| verified.epoch != position.epoch);
     }
 
+    /// Records that nothing has to be done for a position, whatever the kernel holds. Only a complete change will do later.
+    pub(super) fn leave(&mut self, position: Position) {
+        (self.error, self.retry_at) = (None, None);
+        self.hold(position, false);
+    }
+
     /// Records that the kernel may lack something of a position that it held.
     pub(super) fn retract(&mut self, position: Position) {
         self.excused.retract(position);

@@ -3,6 +3,7 @@
 mod checkpoint;
 mod drift;
 mod followers;
+mod left_policies;
 mod offline_start;
 mod settings;
 mod steps;

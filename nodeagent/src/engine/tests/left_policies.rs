@@ -1,0 +1,49 @@
+//! Tests of what an earlier process left of NetworkPolicies.
+
+use kplane_dataplane::backend::nftables::TableKind;
+use kplane_dataplane::backend::nftables::memory::MemoryKernel;
+use kplane_model::{DesiredObject, LocalPod, PodName, Policy, PolicyName, PolicyObject};
+use kplane_proto::v1::Enforcement;
+
+use super::*;
+
+/// Begins a process that remembers nothing.
+fn begin(rig: &mut Rig, machine: &MemoryKernel) {
+    let (publisher, _) = service_health::channel();
+    let followers = Followers::new(publisher, rig.counters.clone());
+    rig.core = Core::new(machine.open(), NodeSettings::default(), followers);
+}
+
+/// A control plane that says nothing of policies opens no Pod.
+#[test]
+fn what_is_left_stays_until_a_control_plane_speaks_of_policies() {
+    let name = PolicyName::new("shop", "web");
+    let policy = DesiredObject::Policy(PolicyObject::Policy(Policy {
+        name: name.clone(),
+        ingress: Some(Vec::new()),
+        egress: None,
+    }));
+    let pod = DesiredObject::Policy(PolicyObject::Pod(LocalPod {
+        name: PodName::new("shop", "web-0"),
+        addresses: vec![[10, 0, 1, 7].into()],
+        ports: Vec::new(),
+        policies: vec![name],
+        tier: None,
+    }));
+    let machine = MemoryKernel::new([]);
+    let has_table = || machine.has_table(TableKind::Policies, Family::V4);
+    let mut rig = Rig::new([policy.clone(), pod.clone()]);
+    begin(&mut rig, &machine);
+    rig.snapshot();
+    assert!(has_table());
+    rig.plane.delete(&policy.key());
+    rig.plane.delete(&pod.key());
+    begin(&mut rig, &machine);
+    rig.plane.enforcement = Enforcement::Unspecified;
+    rig.snapshot();
+    rig.idle();
+    assert!(has_table());
+    rig.plane.enforcement = Enforcement::Off;
+    rig.delta();
+    assert!(!has_table());
+}
