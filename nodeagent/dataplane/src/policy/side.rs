@@ -45,6 +45,8 @@ pub(super) struct PolicySide {
     /// Whether the kernel may have a table.
     may_be_there: bool,
     departed: Departed,
+    /// Operations that the kernel gets at once.
+    part: usize,
     /// Transactions of the last change that the kernel does not have yet.
     rest: VecDeque<Vec<Ops>>,
     /// Addresses that may have lost something by it.
@@ -64,6 +66,7 @@ impl PolicySide {
             table: TableState::Unknown,
             may_be_there: false,
             departed: Departed::default(),
+            part: PART,
             rest: VecDeque::new(),
             lost: HashSet::new(),
         }
@@ -111,6 +114,7 @@ impl PolicySide {
             self.rest.clear();
         }
         self.finish()?;
+        self.part = tables.part().unwrap_or(PART);
         let started = Instant::now();
         let mut table = std::mem::replace(&mut self.table, TableState::Unknown);
         let mut found = None;
@@ -149,7 +153,7 @@ impl PolicySide {
             (TableState::Held(held), true) => {
                 lost = self.content.lost(&changes);
                 lost.extend(self.departed.follow(&changes));
-                self.content.change(held, &changes, &mut self.rest, &mut applied)?
+                self.content.change(held, &changes, (&mut self.rest, self.part), &mut applied)?
             }
             (TableState::Unknown | TableState::Absent, true) => {
                 lost = self.content.judged();
@@ -180,7 +184,8 @@ impl PolicySide {
         let mut table = tables.table(family)?;
         applied.add(table.replace(&Content::new(family))?);
         let changes = self.content.held.changes_from(&[]);
-        let cost = self.content.change(&mut table, &changes, &mut self.rest, applied)?;
+        let rest = (&mut self.rest, self.part);
+        let cost = self.content.change(&mut table, &changes, rest, applied)?;
         Ok((table, cost))
     }
 
@@ -195,7 +200,7 @@ impl PolicySide {
         let mut new = match found.transpose()? {
             Some((mut left, FoundPolicies::Ours(elements))) => {
                 let changes = self.content.held.changes_from(&elements);
-                let rest = &mut self.rest;
+                let rest = (&mut self.rest, self.part);
                 let cost = self.content.change(&mut left, &changes, rest, applied)?;
                 return Ok((left, cost));
             }
@@ -209,7 +214,7 @@ impl PolicySide {
 
     /// Sends the next part of the change.
     pub(super) fn go_on(&mut self, applied: &mut PolicyApplied) -> Result<(), ApplyError> {
-        let phases = part(&mut self.rest);
+        let phases = part(&mut self.rest, self.part);
         let TableState::Held(table) = &mut self.table else {
             return Err(ApplyError::unknown(self.content.family));
         };
@@ -290,12 +295,12 @@ impl PolicySide {
 }
 
 /// Splits a phase into transactions.
-fn transactions(phase: Vec<Ops>) -> Vec<Vec<Ops>> {
+fn transactions(phase: Vec<Ops>, most: usize) -> Vec<Vec<Ops>> {
     let mut transactions: Vec<Vec<Ops>> = Vec::new();
     let mut size = 0;
     for ops in phase {
         size += ops.len();
-        if size <= PART
+        if size <= most
             && let Some(last) = transactions.last_mut()
         {
             last.push(ops);
@@ -308,12 +313,12 @@ fn transactions(phase: Vec<Ops>) -> Vec<Vec<Ops>> {
 }
 
 /// Takes the next transactions: at least one, and no more than the kernel takes without holding up others.
-fn part(rest: &mut VecDeque<Vec<Ops>>) -> Vec<Vec<Ops>> {
+fn part(rest: &mut VecDeque<Vec<Ops>>, most: usize) -> Vec<Vec<Ops>> {
     let size = |transaction: &Vec<Ops>| transaction.iter().map(Ops::len).sum::<usize>();
     let (mut part, mut sum) = (Vec::new(), 0);
     while let Some(next) = rest.pop_front_if(|next| {
         sum += size(next);
-        part.is_empty() || sum <= PART
+        part.is_empty() || sum <= most
     }) {
         part.push(next);
     }
@@ -321,19 +326,20 @@ fn part(rest: &mut VecDeque<Vec<Ops>>) -> Vec<Vec<Ops>> {
 }
 
 impl Content {
-    /// Sends the first part of changes that the content has taken over. `rest` is what follows.
+    /// Sends the first part of changes that the content has taken over. `rest` is what follows, and no more than so many
+    /// operations are sent at once.
     fn change(
         &self,
         table: &mut PolicyTable,
         changes: &[ElementChange],
-        rest: &mut VecDeque<Vec<Ops>>,
+        (rest, most): (&mut VecDeque<Vec<Ops>>, usize),
         applied: &mut PolicyApplied,
     ) -> Result<Cost, ApplyError> {
         let stays = |ip| self.held.has(PolicySet::LocalPods, Key::Ip(ip));
         let phases = phases(changes, stays, self.is_early(changes));
         applied.operations = phases.iter().flatten().map(|ops| ops.len() as u64).sum();
-        *rest = phases.into_iter().flat_map(transactions).collect();
-        let (content, phases) = (self, part(rest));
+        *rest = phases.into_iter().flat_map(|phase| transactions(phase, most)).collect();
+        let (content, phases) = (self, part(rest, most));
         table.change(&Before { content, changes }, &phases, &mut applied.repaired)
     }
 

@@ -27,6 +27,7 @@ use self::walk::PacketWalk;
 pub use self::walk::{PacketFate, PacketFlow, TestPacket};
 use super::access::KernelTables as _;
 use super::data_path::NftDataPath;
+use super::element::Element;
 use super::frontend::place_of;
 use super::policies::PolicyTables;
 use super::schema::TableSettings;
@@ -67,6 +68,8 @@ pub enum Disturbance {
     Thin(TableKind, Family, usize),
     /// Deletes all elements of a place.
     RemoveFrontend(FrontendAddr, Family),
+    /// Adds the elements that a table had at the time of [`MemoryKernel::copy`] and has no more.
+    Restore(TableKind, Family),
 }
 
 /// The payload of the panic with which a process dies.
@@ -78,9 +81,13 @@ struct MemoryState {
     /// The machine's own addresses, besides loopback.
     own: BTreeSet<IpAddr>,
     tables: BTreeMap<OneTable, HeldTable>,
+    /// What another program keeps of them.
+    copies: BTreeMap<OneTable, HeldTable>,
     faults: BTreeMap<OneTable, TableFaults>,
     /// Most elements in one transaction.
     capacity: Option<usize>,
+    /// Most operations of NetworkPolicies that a process sends at once, if not the usual number.
+    part: Option<usize>,
     generation: u32,
     /// Number of transactions that processes committed.
     transactions: u64,
@@ -114,7 +121,7 @@ impl MemoryKernel {
             Box::new(Driver::new(NftDataPath::new(family, table))) as _
         };
         Backend {
-            policies: PolicyTables::in_memory(Arc::new(process.clone())),
+            policies: PolicyTables::in_memory(Arc::new(process.clone()), self.0.lock().part),
             notifications: Some(Box::new(process.clone())),
             ..noop::open_with(side)
         }
@@ -153,6 +160,11 @@ impl MemoryKernel {
         self.0.lock().capacity = Some(elements);
     }
 
+    /// Sets the number of operations of NetworkPolicies that later processes send at once.
+    pub fn set_part(&self, operations: usize) {
+        self.0.lock().part = Some(operations);
+    }
+
     /// Loses the reports that the process has not read yet.
     pub fn lose_reports(&self) {
         let mut state = self.0.lock();
@@ -178,6 +190,17 @@ impl MemoryKernel {
         let at = state.transactions + n;
         state.due.push((at, disturbance));
         state.happen();
+    }
+
+    /// Has another program change something now, and loses the kernel's report of that.
+    pub fn disturb_unseen(&self, disturbance: Disturbance) {
+        self.0.lock().disturb(disturbance);
+    }
+
+    /// Has another program remember all tables as they are, for [`Disturbance::Restore`].
+    pub fn copy(&self) {
+        let mut state = self.0.lock();
+        state.copies = state.tables.clone();
     }
 
     /// Returns whether there is a table.
@@ -264,16 +287,23 @@ impl MemoryState {
     fn disturb(&mut self, disturbance: Disturbance) -> Option<(OneTable, Changed)> {
         let table = match disturbance {
             Disturbance::Elsewhere => return None,
-            Disturbance::DeleteTable(kind, family) | Disturbance::Thin(kind, family, _) => {
-                (kind, family)
-            }
+            Disturbance::DeleteTable(kind, family)
+            | Disturbance::Thin(kind, family, _)
+            | Disturbance::Restore(kind, family) => (kind, family),
             Disturbance::RemoveFrontend(_, family) => (TableKind::Services, family),
         };
         let held = self.tables.get_mut(&table)?;
-        let gone = match disturbance {
+        let mut is = None;
+        let changed = match disturbance {
             Disturbance::Thin(_, _, n) => held.remove(|at, _| at.is_multiple_of(n)),
             Disturbance::RemoveFrontend(place, _) => {
                 held.remove(|_, element| place_of(element.key) == Some(place))
+            }
+            Disturbance::Restore(..) => {
+                let copy = self.copies.get(&table)?;
+                let added = held.restore(copy);
+                is = Some(());
+                added
             }
             Disturbance::Elsewhere | Disturbance::DeleteTable(..) => {
                 self.tables.remove(&table);
@@ -281,13 +311,12 @@ impl MemoryState {
             }
         };
         // Drivers read a table of whose ranges the kernel reports a change.
-        let has_ranges = gone.iter().any(|element| element.set.is_interval());
+        let has_ranges = changed.iter().any(|element| element.set.is_interval());
         let changed = if has_ranges {
             Changed::Anything
         } else {
-            Changed::Elements(
-                gone.iter().map(|element| ((element.set, element.key), None)).collect(),
-            )
+            let now = |element: &Element| ((element.set, element.key), is.map(|()| *element));
+            Changed::Elements(changed.iter().map(now).collect())
         };
         Some((table, changed))
     }

@@ -30,6 +30,8 @@ pub struct PolicyTables {
     output: bool,
     log: Option<bool>,
     owned: Option<bool>,
+    /// Most operations at once; `None` = the usual number.
+    part: Option<usize>,
     /// Number of times that a namespace was opened for them.
     generation: u64,
 }
@@ -51,6 +53,7 @@ impl PolicyTables {
             output,
             log: None,
             owned: None,
+            part: None,
             generation: 0,
         }
     }
@@ -60,8 +63,9 @@ impl PolicyTables {
     }
 
     /// Returns tables beside those of a kernel in memory, which can all that a new one can.
-    pub(super) fn in_memory(tables: Arc<dyn KernelTables>) -> Self {
+    pub(super) fn in_memory(tables: Arc<dyn KernelTables>, part: Option<usize>) -> Self {
         Self {
+            part,
             log: Some(true),
             owned: Some(true),
             ..Self::shared(tables)
@@ -83,6 +87,11 @@ impl PolicyTables {
     pub fn without_owner(mut self) -> Self {
         self.owned = Some(false);
         self
+    }
+
+    /// Returns how many operations the kernel gets at once, at most, if it is not the usual number.
+    pub(crate) fn part(&self) -> Option<usize> {
+        self.part
     }
 
     /// Returns whether policies can be enforced.

@@ -165,6 +165,11 @@ impl HeldTable {
         gone.iter().filter(|element| self.delete(element).is_some()).copied().collect()
     }
 
+    /// Adds the elements of a copy that are not there, as another program may; returns those that fit.
+    pub(super) fn restore(&mut self, copy: &Self) -> Vec<Element> {
+        copy.elements().filter(|element| self.add(element).is_some()).collect()
+    }
+
     /// Returns the clients that a group remembers; `None` if there is no such group.
     pub(in crate::backend::nftables) fn clients(&self, group: AffinityId) -> Option<Vec<Client>> {
         self.groups.get(&group)?;
