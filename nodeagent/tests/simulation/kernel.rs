@@ -17,7 +17,7 @@ use kplane_model::{Family, ServiceKey};
 
 use crate::ledger::{Shared, Sides, lock};
 use crate::oracle::{self, Key, key, planned};
-use crate::plan::{Damage, Fault, TableFault};
+use crate::plan::{Damage, Fault, Plan, TableFault};
 use crate::reference::Packet;
 use crate::truth::node_address;
 
@@ -49,10 +49,28 @@ fn family_of(v6: bool) -> Family {
     if v6 { Family::V6 } else { Family::V4 }
 }
 
+/// Returns what other programs do to tables of NetworkPolicies.
+fn disturbances(v6: bool, damage: Damage) -> Vec<Disturbance> {
+    let (kind, family) = (TableKind::Policies, family_of(v6));
+    match damage {
+        Damage::Table => vec![Disturbance::DeleteTable(kind, family)],
+        Damage::Tables => Family::ALL.map(|family| Disturbance::DeleteTable(kind, family)).to_vec(),
+        Damage::Old => vec![Disturbance::Restore(kind, family)],
+        Damage::Elements => vec![Disturbance::Thin(kind, family, 1)],
+        Damage::Some(of) => vec![Disturbance::Thin(kind, family, of)],
+    }
+}
+
 impl Kernel {
-    pub(crate) fn new(node: u8, policies: bool, ledger: Shared) -> Self {
+    pub(crate) fn new(node: u8, plan: &Plan, ledger: Shared) -> Self {
+        let tables = plan.policies.then(|| MemoryKernel::new([node_address(node)]));
+        if let Some(tables) = &tables {
+            let [capacity, part] = plan.narrow;
+            capacity.into_iter().for_each(|most| tables.set_capacity(most));
+            part.into_iter().for_each(|most| tables.set_part(most));
+        }
         Self {
-            tables: policies.then(|| MemoryKernel::new([node_address(node)])),
+            tables,
             node,
             state: Arc::default(),
             ledger,
@@ -96,6 +114,7 @@ impl Kernel {
             TableFault::Busy(times) => faults.failing_commits = times,
             TableFault::Lost(times) => faults.lost_answers = times,
             TableFault::Unread(times) => faults.failing_reads = times,
+            TableFault::Contended(times) => faults.contended = times,
             TableFault::Broken => faults.broken = true,
             TableFault::None => {}
         }
@@ -106,17 +125,30 @@ impl Kernel {
 
     /// Another program changes a table of NetworkPolicies after so many changes of the agent.
     pub(crate) fn disturb(&self, v6: bool, damage: Damage, after: u64) {
-        let (kind, family) = (TableKind::Policies, family_of(v6));
-        let disturbance = match damage {
-            Damage::Table => Disturbance::DeleteTable(kind, family),
-            Damage::Elements => Disturbance::Thin(kind, family, 1),
-            Damage::Some(of) => Disturbance::Thin(kind, family, of),
-        };
         if let Some(tables) = &self.tables {
             lock(&self.ledger).disturbed(self.node, tables.transactions() + after);
-            tables.disturb(after, disturbance);
+            disturbances(v6, damage).into_iter().for_each(|one| tables.disturb(after, one));
             lock(&self.state).passing = None;
         }
+    }
+
+    /// Another program does that now, and nobody reports it.
+    pub(crate) fn disturb_unseen(&self, v6: bool, damage: Damage) {
+        if let Some(tables) = &self.tables {
+            // The sample may show it after a change that has nothing to do with it, until the agent reads everything back.
+            lock(&self.ledger).disturbed(self.node, u64::MAX);
+            disturbances(v6, damage).into_iter().for_each(|one| tables.disturb_unseen(one));
+            lock(&self.state).passing = None;
+        }
+    }
+
+    /// Another program copies the tables.
+    pub(crate) fn copy(&self) {
+        self.tables.iter().for_each(MemoryKernel::copy);
+    }
+
+    pub(crate) fn lose_reports(&self) {
+        self.tables.iter().for_each(MemoryKernel::lose_reports);
     }
 
     /// The agent dies with one of its next changes of NetworkPolicies.

@@ -16,7 +16,7 @@ use tokio::time::Instant;
 pub(crate) use self::verdicts::Claim;
 use self::verdicts::{States, Verdicts};
 use crate::oracle::{Entry, Key, Side, expected, hash};
-use crate::reference::Packet;
+use crate::reference::{Answers, Packet};
 use crate::source::{Trust, View};
 use crate::truth::Truth;
 
@@ -43,6 +43,7 @@ pub(crate) const N1: &str = "N1: a kernel passes no packet that all states deny 
 pub(crate) const N2: &str = "N2: a kernel drops no packet that all states allow in which it may be";
 pub(crate) const N3: &str = "N3: the control plane answers what NetworkPolicies say";
 
+pub(crate) const FROZEN: &str = "a node that is frozen takes no state that came later";
 pub(crate) const FITS: &str = "every update adds up to its digest";
 pub(crate) const RESTS: &str = "no part works without end";
 pub(crate) const STORM: &str = "no agent asks for streams without a pause";
@@ -62,8 +63,11 @@ type Floor = BTreeMap<Kind, u64>;
 /// One state of a replica.
 #[derive(Debug)]
 struct Published {
+    at: Instant,
     /// The number of changes of objects that it contains.
     change: u64,
+    /// The number of those of objects that NetworkPolicies are about.
+    policy_change: u64,
     /// The versions that the state contained first. It may contain more by now, which made no difference.
     versions: BTreeMap<Kind, Versions>,
     /// The versions that it contains by now.
@@ -76,6 +80,8 @@ struct Published {
     missing: BTreeSet<u8>,
     /// `None` until everything is listed that NetworkPolicies are about.
     verdicts: Option<Verdicts>,
+    /// What nodes do until then that know none.
+    unread: Option<Verdicts>,
 }
 
 /// What is known of one agent.
@@ -85,6 +91,8 @@ struct Notes {
     delivered: VecDeque<(Position, bool)>,
     /// Updates that were delivered since the kernel last took a change.
     since: usize,
+    /// The agent's last stream goes on from a state that the agent has.
+    resumes: bool,
     /// The times at which the agent asked for a stream within the last second.
     hellos: VecDeque<Instant>,
     /// What the agent knows of what the node served before, until its first change: it cannot keep anything else.
@@ -103,6 +111,13 @@ struct Notes {
     /// Everything that the agent was sent and the kernel had, ever, by family.
     had: [BTreeMap<Key, Vec<Entry>>; 2],
     states: States,
+    /// The process knows which NetworkPolicies there are, or were, and whether it was sent some.
+    knows_policies: bool,
+    has_policies: bool,
+    /// A control plane has told the process whether there are some.
+    is_told: bool,
+    /// What the kernel may have at positions that say nothing of NetworkPolicies, and whether that was beside others.
+    kept: BTreeMap<Position, (Answers, bool)>,
 }
 
 impl Notes {
@@ -181,7 +196,7 @@ impl Ledger {
             before.latest.clone_from(&view.versions);
             return;
         }
-        let verdicts = self.verdicts(at.0, view);
+        let (verdicts, unread) = (self.verdicts(at.0, view), self.unread(view));
         let nodes = u8::try_from(self.agents.len()).unwrap_or(0);
         let side = |node, family| Arc::new(expected(&view.objects, node, family));
         let states: Vec<_> =
@@ -194,7 +209,8 @@ impl Ledger {
         if let Some(before) = self.published.get_mut(&at) {
             before.trust = before.trust.max(view.trust());
             before.latest.clone_from(&view.versions);
-            before.change = view.change;
+            (before.change, before.policy_change) = (view.change, view.policy_change);
+            before.unread = unread;
             let differs =
                 before.verdicts.as_ref().is_some_and(|known| Some(known) != verdicts.as_ref());
             before.verdicts = verdicts;
@@ -213,7 +229,9 @@ impl Ledger {
             }
         }
         let published = Published {
+            at: Instant::now(),
             change: view.change,
+            policy_change: view.policy_change,
             trust: view.trust(),
             missing: truth.map(|truth| missing(view, truth)).unwrap_or_default(),
             versions: view.versions.clone(),
@@ -221,6 +239,7 @@ impl Ledger {
             nodes: states,
             hashes,
             verdicts,
+            unread,
         };
         self.published.insert(at, published);
     }
@@ -232,6 +251,7 @@ impl Ledger {
         });
         let now = Instant::now();
         let notes = &mut self.agents[usize::from(node)];
+        notes.resumes = resume.is_some();
         notes.hellos.push_back(now);
         notes.hellos.retain(|at| now - *at < Duration::from_secs(1));
         if notes.hellos.len() > STREAMS {
@@ -253,6 +273,7 @@ impl Ledger {
             notes.delivered.pop_front();
         }
         if let Some(published) = self.published.get(&at) {
+            notes.is_told |= published.verdicts.is_some();
             for (family, side) in Family::ALL.into_iter().zip(&published.nodes[usize::from(node)]) {
                 notes.knows(family, side);
             }
@@ -266,10 +287,11 @@ impl Ledger {
             format!("the agent of n{node} starts; it remembers {remembers:?}")
         });
         let notes = &mut self.agents[usize::from(node)];
-        let (floors, had, states) = (
+        let (floors, had, states, kept) = (
             std::mem::take(&mut notes.floors),
             std::mem::take(&mut notes.had),
             std::mem::take(&mut notes.states),
+            std::mem::take(&mut notes.kept),
         );
         let floor = remembers.and_then(|at| floors.get(&at).cloned());
         *notes = Notes {
@@ -279,10 +301,11 @@ impl Ledger {
             floors,
             had,
             states,
+            kept,
             ..Notes::default()
         };
         if let Some(at) = remembers {
-            self.may_be_in(node, at);
+            self.remembers(node, at);
         }
     }
 }

@@ -2,8 +2,10 @@
 
 use std::time::Duration;
 
+use kplane_desired_state::admission::Enforce;
+
 use crate::dice::Dice;
-use crate::source::Lacking;
+use crate::source::{CLIFF, Lacking};
 use crate::truth::OF_SERVICES;
 
 /// A simulation before it runs.
@@ -23,6 +25,10 @@ pub(crate) struct Plan {
     pub(crate) ranged: bool,
     /// The time that a replica's first list of a kind takes.
     pub(crate) listing: Duration,
+    /// Operators freeze nodes.
+    pub(crate) orders: bool,
+    /// Most elements of NetworkPolicies that a kernel takes in one transaction, and most operations that agents send at once.
+    pub(crate) narrow: [Option<usize>; 2],
     /// Each step, and the time after it.
     pub(crate) steps: Vec<(Step, Duration)>,
 }
@@ -57,6 +63,10 @@ pub(crate) enum Step {
     Start(usize, u64, Lacking, bool),
     Drain(usize),
     Approve(usize),
+    /// A replica has other flags from its next start on.
+    Flags(usize, Flags),
+    /// An operator freezes a node or all, or thaws them.
+    Order(Option<u8>, bool),
     /// The connection of an agent breaks.
     Reset(u8),
     /// The connection of an agent carries nothing any more, and neither side learns of it.
@@ -85,8 +95,83 @@ pub(crate) enum Step {
     Tables(u8, bool, TableFault),
     /// Another program removes elements of NetworkPolicies, or the table, after so many changes of the agent.
     Disturb(u8, bool, Damage, u64),
+    /// Another program does that now, and the kernel's report is lost.
+    Unseen(u8, bool, Damage),
+    /// Another program copies a node's tables of NetworkPolicies, for later.
+    Copy(u8),
+    /// The reports are lost of all that other programs changed.
+    Deaf(u8),
     /// An agent dies with one of its next changes of NetworkPolicies, which the kernel takes.
     Die(u8, u64),
+}
+
+impl Step {
+    /// Returns the group of the step, all of which a seed may leave out.
+    fn group(&self) -> Option<u32> {
+        Some(match self {
+            Self::Service(..)
+            | Self::NoService(_)
+            | Self::Slice(..)
+            | Self::NoSlice(..)
+            | Self::Node(..)
+            | Self::NoNode(_)
+            | Self::Policies(_)
+            | Self::Batch(_) => return None,
+            Self::Lag(..) | Self::Watch(..) | Self::CutOff(..) => 0,
+            Self::List(..) | Self::Approve(_) => 1,
+            Self::Kill(_) | Self::Start(..) | Self::Drain(_) => 2,
+            Self::Reset(_) | Self::BlackHole(_) => 3,
+            Self::Delay(..) | Self::Stall(..) => 4,
+            Self::Freeze(..) => 5,
+            Self::Restart(_) | Self::Crash(..) => 6,
+            Self::Dark(..) | Self::Apart(..) | Self::Split(..) => 7,
+            Self::Kernel(..) | Self::Drift(..) => 8,
+            Self::Tables(..) => 9,
+            Self::Disturb(..) => 10,
+            Self::Die(..) => 11,
+            Self::Order(..) => 12,
+            Self::Flags(..) => 13,
+            Self::Copy(_) => return None,
+            Self::Deaf(_) => 14,
+            Self::Unseen(..) => 15,
+        })
+    }
+}
+
+/// The flags of a replica.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Flags {
+    pub(crate) policies: Option<Enforce>,
+    /// The cliff guard: see [`CLIFF`].
+    pub(crate) cliff: (usize, usize),
+}
+
+impl Flags {
+    pub(crate) fn usual(policies: bool) -> Self {
+        Self {
+            policies: policies.then_some(Enforce::On),
+            cliff: CLIFF,
+        }
+    }
+
+    /// Returns flags of which one is not as usual.
+    fn some(dice: &mut Dice, policies: bool) -> Self {
+        let usual = Self::usual(policies);
+        match dice.below(8) {
+            0..4 if policies => Self {
+                policies: None,
+                ..usual
+            },
+            4 if policies => Self {
+                policies: Some(Enforce::Off),
+                ..usual
+            },
+            _ => Self {
+                cliff: [(100, 1), (60, 3), (10, 1)][usize::from(dice.small(3))],
+                ..usual
+            },
+        }
+    }
 }
 
 /// What a crash leaves.
@@ -121,14 +206,20 @@ pub(crate) enum TableFault {
     Lost(u32),
     /// So many reads fail.
     Unread(u32),
+    /// Another program changes a table of its own before so many changes.
+    Contended(u32),
     Broken,
     None,
 }
 
-/// What another program removes.
+/// What another program removes, or adds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Damage {
     Table,
+    /// The tables of both families.
+    Tables,
+    /// It adds what its copy has.
+    Old,
     Elements,
     /// One element of so many.
     Some(usize),
@@ -138,6 +229,8 @@ pub(crate) enum Damage {
 const LINKS: u64 = 0x11_4b5;
 /// The same of NetworkPolicies.
 const POLICIES: u64 = 0x9011_c1e5;
+/// The same of what seeds have besides, and of the groups of steps that they leave out.
+const SWARM: u64 = 0x5_3a63;
 
 impl Plan {
     /// Returns the plan of a seed.
@@ -146,6 +239,8 @@ impl Plan {
         let mut links = Dice::new(seed ^ LINKS);
         let dark = links.one_in(4);
         let mut policies = Dice::new(seed ^ POLICIES);
+        let mut swarm = Dice::new(seed ^ SWARM);
+        let groups = groups(&mut swarm);
         let mut plan = Self {
             seed,
             replicas: 1 + usize::from(dice.small(3)),
@@ -156,6 +251,8 @@ impl Plan {
             listing: Duration::from_millis(if policies.one_in(3) { 150 } else { 5 }),
             services: 3 + dice.small(6),
             snapshots: if dice.one_in(4) { 1 } else { 500 },
+            orders: groups & ORDERS != 0 && swarm.one_in(3),
+            narrow: [(); 2].map(|()| limit(&mut swarm, groups)),
             steps: Vec::new(),
         };
         if dark && !links.one_in(3) {
@@ -174,6 +271,10 @@ impl Plan {
                 plan.push(Step::Policies(policies.number()), Duration::ZERO);
             }
         }
+        let other_flags = groups & FLAGS != 0 && swarm.one_in(3);
+        if other_flags {
+            plan.push(plan.flags(&mut swarm), Duration::ZERO);
+        }
         for replica in 0..plan.replicas {
             let lacking = plan.lacking(&mut dice, 12);
             let late = if dice.one_in(3) { dice.below(8) } else { 0 };
@@ -182,7 +283,9 @@ impl Plan {
         }
         let last = plan.steps.len() - 1;
         plan.steps[last].1 = Duration::from_millis(100 + dice.below(900));
-        for _ in 0..10 + dice.below(30) {
+        // Fewer kinds of steps are more of each kind.
+        let times = if groups & USUAL == USUAL { 1 } else { 2 };
+        for _ in 0..times * (10 + dice.below(30)) {
             let step = plan.step(&mut dice);
             let wait = match dice.below(40) {
                 0 => dice.time(20_000),
@@ -194,7 +297,71 @@ impl Plan {
         }
         plan.break_links(&mut links, last + 1);
         plan.change_policies(&mut policies, last + 1);
+        plan.give_orders(&mut swarm, last + 1);
+        plan.change_flags(&mut swarm, last + 1, other_flags);
+        plan.disturb_more(&mut swarm, last + 1, groups);
+        let is_played = |step: &Step| step.group().is_none_or(|group| groups >> group & 1 == 1);
+        let mut at = 0..;
+        plan.steps.retain(|(step, _)| at.next() <= Some(last) || is_played(step));
         plan
+    }
+
+    /// Adds orders of operators to the steps after the start.
+    fn give_orders(&mut self, dice: &mut Dice, after: usize) {
+        for _ in 0..if self.orders { 1 + dice.below(6) } else { 0 } {
+            let node = (!dice.one_in(4)).then(|| dice.small(self.nodes));
+            let step = Step::Order(node, !dice.one_in(3));
+            let at = self.place(dice, after);
+            let most = if dice.one_in(3) { 9_000 } else { 100 };
+            self.steps.insert(at, (step, dice.time(most)));
+        }
+    }
+
+    /// Adds further faults of the tables of NetworkPolicies to the steps after the start.
+    fn disturb_more(&mut self, dice: &mut Dice, after: usize, groups: u64) {
+        let is_disturbed = groups & MORE != 0 && self.policies && dice.one_in(2);
+        for _ in 0..if is_disturbed { 2 + dice.below(6) } else { 0 } {
+            let (node, v6) = (dice.small(self.nodes.min(2)), dice.one_in(2));
+            let count = dice.below(4);
+            let damage = match dice.below(6) {
+                0 => Damage::Tables,
+                1 => Damage::Table,
+                2 => Damage::Some(2),
+                _ => Damage::Old,
+            };
+            let step = match dice.below(8) {
+                0 => Step::Tables(
+                    node,
+                    v6,
+                    TableFault::Contended(1 + u32::from(dice.small(20))),
+                ),
+                1..3 => Step::Copy(node),
+                3 => Step::Deaf(node),
+                4..6 => Step::Unseen(node, v6, damage),
+                _ => Step::Disturb(node, v6, damage, count),
+            };
+            let at = self.place(dice, after);
+            self.steps.insert(at, (step, dice.time(100)));
+        }
+    }
+
+    /// Adds starts of replicas with other flags to the steps after the start.
+    fn change_flags(&mut self, dice: &mut Dice, after: usize, changes: bool) {
+        for _ in 0..if changes { 1 + dice.below(4) } else { 0 } {
+            let flags = self.flags(dice);
+            let Step::Flags(replica, _) = flags else {
+                continue;
+            };
+            let at = self.place(dice, after);
+            let start = Step::Start(replica, 0, Lacking::default(), false);
+            let starts = [(flags, Duration::ZERO), (start, dice.time(3_000))];
+            self.steps.splice(at..at, starts);
+        }
+    }
+
+    fn flags(&self, dice: &mut Dice) -> Step {
+        let replica = usize::try_from(dice.below(self.replicas as u64)).unwrap_or(0);
+        Step::Flags(replica, Flags::some(dice, self.policies))
     }
 
     /// Adds changes of NetworkPolicies to the steps after the start.
@@ -322,6 +489,27 @@ impl Plan {
             _ => Fault::None,
         }
     }
+}
+
+/// The groups of steps that all seeds had at first, and some of the others, as bits.
+const USUAL: u64 = (1 << 12) - 1;
+const ORDERS: u64 = 1 << 12;
+const FLAGS: u64 = 1 << 13;
+const MORE: u64 = 1 << 16;
+
+/// Returns the groups of steps that a seed plays, as bits. Few kinds of steps lead further than all at once.
+fn groups(dice: &mut Dice) -> u64 {
+    match dice.below(4) {
+        0 => USUAL,
+        1 => u64::MAX,
+        2 => dice.number(),
+        _ => dice.number() & dice.number(),
+    }
+}
+
+/// Returns a small limit, if there is one.
+fn limit(dice: &mut Dice, groups: u64) -> Option<usize> {
+    (groups & MORE != 0 && dice.one_in(3)).then(|| 1 + usize::from(dice.small(12)))
 }
 
 /// Returns a fault of tables of NetworkPolicies.

@@ -41,6 +41,8 @@ pub(crate) struct Cluster {
     nodes: BTreeMap<NodeName, Node>,
     namespaces: BTreeMap<Arc<str>, Labels>,
     pods: BTreeMap<PodName, Pod>,
+    /// No NetworkPolicies are known, although there may be some.
+    is_unread: bool,
 }
 
 impl Cluster {
@@ -73,6 +75,15 @@ impl Cluster {
             }
         }
         cluster
+    }
+
+    /// Returns what is known of it before NetworkPolicies are.
+    pub(crate) fn unread(self) -> Self {
+        Self {
+            nodes: self.nodes,
+            is_unread: true,
+            ..Self::default()
+        }
     }
 
     /// Compares an answer of the control plane about a packet with what the API says.
@@ -109,7 +120,7 @@ impl Cluster {
 
     /// Returns whether a node lets a packet pass; `None` = it may do either.
     fn passes(&self, node: u8, packet: &Packet) -> Option<bool> {
-        if self.policies.is_empty() && self.tiers.is_empty() {
+        if !self.is_unread && self.policies.is_empty() && self.tiers.is_empty() {
             return Some(true);
         }
         let name = node_name(node);

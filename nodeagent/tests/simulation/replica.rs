@@ -1,10 +1,11 @@
 //! A replica of the control plane: its hub, index, store and sessions are real, and its source is scripted.
 
 use std::sync::Arc;
-use std::time::{Duration, SystemTime};
+use std::time::SystemTime;
 
 use kplane_agents::hub::{Hub, Seen};
 use kplane_agents::identity::{self, AuditLog, Authenticator};
+use kplane_agents::overrides::{Backend, Overrides};
 use kplane_agents::streams::AgentServer;
 use kplane_agents::{failure_detector, suspects};
 use kplane_desired_state::admission::{Admission, Enforce};
@@ -13,12 +14,13 @@ use kplane_desired_state::k8s::Kind;
 use kplane_desired_state::source::{Batch, kubernetes};
 use kplane_policy::End;
 use tokio::sync::mpsc;
-use tokio::time::{Instant, sleep};
+use tokio::time::Instant;
 
 use crate::ledger::{N3, Shared, lock};
 use crate::links::{self, SharedLinks};
+use crate::plan::Flags;
 use crate::reference::{Cluster, Packet};
-use crate::source::{CLIFF, Lacking, Said, Source, View};
+use crate::source::{Lacking, Said, Source, View};
 use crate::truth::{KINDS, Truth};
 use crate::wire::Listener;
 
@@ -32,11 +34,12 @@ pub(crate) struct Replica {
     pub(crate) view: View,
     /// Nodes enforce NetworkPolicies.
     policies: bool,
+    pub(crate) flags: Flags,
+    /// Operators freeze nodes.
+    ordered: bool,
     source: Source,
     batches: mpsc::Sender<Batch>,
     ledger: Shared,
-    /// Snapshots a second that are admitted.
-    snapshots: u32,
     /// Its watches say nothing.
     pub(crate) lags: bool,
     pub(crate) cut_off: bool,
@@ -49,18 +52,20 @@ impl Replica {
     pub(crate) fn start(
         epoch: u64,
         snapshots: u32,
-        policies: bool,
+        flags: Flags,
+        ordered: bool,
         watched: Option<(SharedLinks, u8)>,
         ledger: Shared,
     ) -> Self {
         let (batches, inbox) = mpsc::channel(1);
         let guard = CliffGuard {
             deletions: Guarded::Absence,
-            share: u8::try_from(CLIFF.0).unwrap_or(100),
-            minimum: CLIFF.1,
+            share: u8::try_from(flags.cliff.0).unwrap_or(100),
+            minimum: flags.cliff.1,
         };
+        let policies = flags.policies == Some(Enforce::On);
         let admission = Admission {
-            network_policies: policies.then_some(Enforce::On),
+            network_policies: flags.policies,
             ..Admission::default()
         };
         let (hub, index) = Hub::new(epoch, kubernetes::NAME, admission, guard, inbox);
@@ -68,6 +73,10 @@ impl Replica {
         hub.streams().snapshots.limit(snapshots);
         if epoch.is_multiple_of(2) {
             hub.store().remember_deletions(0);
+        }
+        if ordered {
+            // Orders are unknown until the document was read.
+            hub.overrides().keep_in(Backend::File("orders".into()));
         }
         hub.upstream().set_cluster_id("simulated".to_owned());
         kinds(policies).iter().for_each(|kind| hub.upstream().begin(*kind));
@@ -102,12 +111,13 @@ impl Replica {
         Self {
             hub,
             listener,
-            view: View::new(policies),
+            view: View::new(flags),
             policies,
+            flags,
+            ordered,
             source: Source::new(policies),
             batches,
             ledger,
-            snapshots,
             lags: false,
             cut_off: false,
             misled: false,
@@ -118,29 +128,20 @@ impl Replica {
         self.hub.streams().draining.is_on()
     }
 
-    /// Delivers the first lists.
-    /// A list takes a time, but none where snapshots are rare: agents that wait for the last list would compete for them, and
-    /// the runtime's order of these is random.
-    pub(crate) async fn begin(
+    /// Returns the first lists.
+    pub(crate) fn begin(
         &mut self,
         truth: &Truth,
         late: u64,
         lacking: Lacking,
-        (doubt, listing): (bool, Duration),
-    ) {
+        doubt: bool,
+    ) -> Vec<Vec<Said>> {
         self.misled |= lacking != Lacking::default();
-        if doubt {
-            self.hear(truth, vec![Said::Doubts(true)]).await;
-        }
         let version = truth.head().saturating_sub(late);
         let reverse = self.listener.epoch.is_multiple_of(2);
-        for said in self.source.begin(truth, version, lacking, reverse) {
-            self.hear(truth, said).await;
-            if self.snapshots > 1 {
-                sleep(listing).await;
-            }
-        }
-        self.touch();
+        let lists = self.source.begin(truth, version, lacking, reverse);
+        let doubts = doubt.then(|| vec![Said::Doubts(true)]);
+        doubts.into_iter().chain(lists).collect()
     }
 
     /// Delivers what the watch of a kind has to say.
@@ -149,8 +150,11 @@ impl Replica {
         self.hear(truth, said).await;
     }
 
-    /// Delivers everything that all watches have to say.
-    pub(crate) async fn catch_up(&mut self, truth: &Truth) {
+    /// Delivers everything that all watches have to say, and the orders of operators.
+    pub(crate) async fn catch_up(&mut self, truth: &Truth, orders: &Overrides) {
+        if self.ordered && !self.cut_off {
+            self.hub.overrides().take(orders.clone());
+        }
         if self.lags || self.cut_off {
             return;
         }
@@ -191,7 +195,7 @@ impl Replica {
         self.published(truth);
     }
 
-    async fn hear(&mut self, truth: &Truth, said: Vec<Said>) {
+    pub(crate) async fn hear(&mut self, truth: &Truth, said: Vec<Said>) {
         if said.is_empty() {
             return;
         }

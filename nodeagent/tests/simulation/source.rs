@@ -5,10 +5,12 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
+use kplane_desired_state::admission::Enforce;
 use kplane_desired_state::freshness::Versions;
 use kplane_desired_state::k8s::Kind;
 use kplane_desired_state::source::{Event, Located};
 
+use crate::plan::Flags;
 use crate::truth::{Id, KINDS, OF_SERVICES, Object, Objects, SLICE_V6, SLICES, Truth};
 
 /// The share of the Services, in percent, that may be lost at once, and the number that always may.
@@ -237,8 +239,9 @@ pub(crate) struct View {
     /// The number of changes of objects, and of those that NetworkPolicies are about.
     pub(crate) change: u64,
     pub(crate) policy_change: u64,
-    /// Nodes enforce NetworkPolicies.
-    enforces: bool,
+    /// What the replica says of NetworkPolicies.
+    enforces: Option<Enforce>,
+    cliff: (usize, usize),
     pub(crate) objects: Objects,
     /// Objects that are kept although the source does not name them.
     held: BTreeSet<Id>,
@@ -251,9 +254,10 @@ pub(crate) struct View {
 }
 
 impl View {
-    pub(crate) fn new(enforces: bool) -> Self {
+    pub(crate) fn new(flags: Flags) -> Self {
         Self {
-            enforces,
+            enforces: flags.policies,
+            cliff: flags.cliff,
             ..Self::default()
         }
     }
@@ -264,7 +268,12 @@ impl View {
 
     /// Returns whether everything is listed that NetworkPolicies are about.
     pub(crate) fn has_policies(&self) -> bool {
-        self.enforces && KINDS.iter().all(|kind| self.listed.contains(kind))
+        self.enforces == Some(Enforce::On) && KINDS.iter().all(|kind| self.listed.contains(kind))
+    }
+
+    /// Returns what the replica says of NetworkPolicies.
+    pub(crate) fn policies(&self) -> Option<Enforce> {
+        self.enforces
     }
 
     pub(crate) fn trust(&self) -> Trust {
@@ -357,7 +366,11 @@ impl View {
 
     fn looked(&mut self, kind: Kind, unnamed: &mut BTreeSet<Id>) {
         self.looked.insert(kind);
-        let kinds = if self.enforces { &KINDS[..] } else { &KINDS[..OF_SERVICES] };
+        let kinds = if self.enforces == Some(Enforce::On) {
+            &KINDS[..]
+        } else {
+            &KINDS[..OF_SERVICES]
+        };
         self.confirmed |=
             kinds.iter().all(|kind| *kind == Kind::Node || self.looked.contains(kind));
         let agreed: Vec<Id> = self
@@ -418,8 +431,12 @@ impl View {
             let named = !services.contains(*number) && !self.held.contains(&Id::Service(**number));
             named && served.contains(*number) && !left(**number)
         });
-        is_cliff(services.len(), all.saturating_sub(held))
-            || is_cliff(emptied.count(), served.len().saturating_sub(held))
+        is_cliff(self.cliff, services.len(), all.saturating_sub(held))
+            || is_cliff(
+                self.cliff,
+                emptied.count(),
+                served.len().saturating_sub(held),
+            )
     }
 }
 
@@ -434,14 +451,13 @@ impl View {
         kinds.into_iter().any(|kinds| {
             let of = |id: &&Id| kinds.contains(&id.kind()) && !self.held.contains(id);
             let lost = unnamed.iter().filter(of).count();
-            is_cliff(lost, self.objects.keys().filter(of).count())
+            is_cliff(self.cliff, lost, self.objects.keys().filter(of).count())
         })
     }
 }
 
-/// Returns whether so many lost Services are a cliff.
-pub(crate) fn is_cliff(lost: usize, of: usize) -> bool {
-    let (share, least) = CLIFF;
+/// Returns whether so many lost Services are a cliff to a guard.
+pub(crate) fn is_cliff((share, least): (usize, usize), lost: usize, of: usize) -> bool {
     lost >= least && lost * 100 > of * share
 }
 

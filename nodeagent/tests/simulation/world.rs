@@ -4,6 +4,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use kp_nodeagent::desired::Position;
+use kplane_agents::overrides::{Overrides, Scope, Wish};
 use kplane_model::Family;
 use tokio::time::{Instant, sleep};
 
@@ -12,7 +13,7 @@ use crate::kernel::Kernel;
 use crate::ledger::{Claim, I2, Ledger, Shared, lock, names};
 use crate::links::{Links, SharedLinks};
 use crate::oracle::{Side, expected};
-use crate::plan::{Crash, Fault, Plan, Step, TableFault};
+use crate::plan::{Crash, Fault, Flags, Plan, Step, TableFault};
 use crate::reference::{Cluster, Packet};
 use crate::replica::Replica;
 use crate::source::Lacking;
@@ -46,6 +47,11 @@ pub(crate) struct World {
     policies: bool,
     ranged: bool,
     listing: Duration,
+    flags: Vec<Flags>,
+    /// The orders of operators, if they give some, and since when all replicas freeze a node.
+    orders: Overrides,
+    ordered: bool,
+    frozen: Vec<Option<Instant>>,
     pub(crate) ledger: Shared,
     nodes: u8,
     snapshots: u32,
@@ -65,7 +71,7 @@ impl World {
                 node,
                 listeners: Arc::clone(&listeners),
                 weather: Arc::new(Mutex::new(Weather::new())),
-                kernel: Kernel::new(node, plan.policies, Arc::clone(&ledger)),
+                kernel: Kernel::new(node, plan, Arc::clone(&ledger)),
                 ledger: Arc::clone(&ledger),
             })
         });
@@ -78,6 +84,10 @@ impl World {
             policies: plan.policies,
             ranged: plan.ranged,
             listing: if plan.policies { plan.listing } else { LISTING },
+            flags: vec![Flags::usual(plan.policies); plan.replicas],
+            orders: Overrides::default(),
+            ordered: plan.orders,
+            frozen: vec![None; plan.nodes.into()],
             listeners,
             ledger,
             nodes: plan.nodes,
@@ -142,7 +152,7 @@ impl World {
         let until = Instant::now() + time;
         loop {
             for replica in self.replicas.iter_mut().flatten() {
-                replica.catch_up(&self.truth).await;
+                replica.catch_up(&self.truth, &self.orders).await;
             }
             self.agents.iter_mut().for_each(Agent::start_if_due);
             let starts = self.agents.iter().filter_map(|agent| agent.restart_at);
@@ -167,6 +177,12 @@ impl World {
                 lock(&self.listeners)[number] = None;
             }
         }
+        let replicas = || self.replicas.iter().flatten();
+        for (node, since) in (0..).zip(&mut self.frozen) {
+            let orders = |replica: &Replica| replica.hub.overrides().frozen(&node_name(node));
+            let frozen = self.ordered && replicas().all(|replica| orders(replica).is_some());
+            *since = if frozen { since.or_else(|| Some(Instant::now())) } else { None };
+        }
         for agent in &mut self.agents {
             agent.keep_file();
             let Some(report) = agent.report() else {
@@ -182,7 +198,7 @@ impl World {
             }
             let held = report.held.map(|held| (held.epoch, held.revision));
             let mut ledger = lock(&self.ledger);
-            ledger.holds(agent.node, held);
+            ledger.holds(agent.node, held, self.frozen[usize::from(agent.node)]);
             let reported = report.keeps.is_some() || report.applied != report.held;
             agent.kernel.show(|sides| ledger.admits(agent.node, reported, sides));
         }
@@ -212,8 +228,23 @@ impl World {
             | Step::Approve(_) => {
                 self.replica_step(step).await;
             }
+            Step::Flags(replica, flags) => self.flags[*replica] = *flags,
+            Step::Order(node, frozen) => self.order(*node, *frozen),
             _ => self.agent_step(step).await,
         }
+    }
+
+    /// An operator freezes a node or all, or thaws them.
+    fn order(&mut self, node: Option<u8>, frozen: bool) {
+        let scope = node.map_or(Scope::All, |node| Scope::Node(node_name(node).to_string()));
+        let wish = Wish {
+            scopes: vec![scope],
+            frozen,
+            by: String::new(),
+            at_ms: 0,
+            reason: String::new(),
+        };
+        self.orders = self.orders.with(&wish).unwrap();
     }
 
     fn write(&mut self, step: &Step) {
@@ -251,13 +282,34 @@ impl World {
         self.starts += 1;
         let watched = self.dark.then(|| (Arc::clone(&self.links), self.nodes));
         let ledger = Arc::clone(&self.ledger);
-        let mut replica =
-            Replica::start(self.starts, self.snapshots, self.policies, watched, ledger);
+        let mut replica = Replica::start(
+            self.starts,
+            self.snapshots,
+            self.flags[number],
+            self.ordered,
+            watched,
+            ledger,
+        );
         lock(&self.listeners)[number] = Some(replica.listener.clone());
-        replica.begin(&self.truth, late, lacking, (doubt, self.listing)).await;
-        // An older state stays for a while.
-        replica.lags = late > 0;
+        let lists = replica.begin(&self.truth, late, lacking, doubt);
+        replica.lags = true;
         self.replicas[number] = Some(replica);
+        for said in lists {
+            let Some(replica) = &mut self.replicas[number] else {
+                return;
+            };
+            replica.hear(&self.truth, said).await;
+            // A list takes a time, but none where snapshots are rare: agents that wait for the last list would compete for
+            // them, and the runtime's order of these is random.
+            if self.snapshots > 1 {
+                self.pass(self.listing).await;
+            }
+        }
+        if let Some(replica) = &mut self.replicas[number] {
+            replica.touch();
+            // An older state stays for a while.
+            replica.lags = late > 0;
+        }
     }
 
     fn kill(&mut self, number: usize) {
@@ -318,6 +370,9 @@ impl World {
             | Step::Drift(n, _)
             | Step::Tables(n, ..)
             | Step::Disturb(n, ..)
+            | Step::Unseen(n, ..)
+            | Step::Copy(n)
+            | Step::Deaf(n)
             | Step::Die(n, _) => *n,
             _ => return,
         };
@@ -343,6 +398,9 @@ impl World {
                 agent.kernel.disturb(*v6, *damage, *after);
                 agent.alarm();
             }
+            Step::Unseen(_, v6, damage) => agent.kernel.disturb_unseen(*v6, *damage),
+            Step::Copy(_) => agent.kernel.copy(),
+            Step::Deaf(_) => agent.kernel.lose_reports(),
             Step::Die(_, after) => agent.kernel.die(*after),
             Step::Drift(_, service) => {
                 agent.kernel.drift(*service);
@@ -355,16 +413,19 @@ impl World {
     /// Ends all faults.
     async fn heal(&mut self) {
         lock(&self.ledger).note("heal", || "* all faults end".to_owned());
+        self.order(None, false);
+        self.flags.fill(Flags::usual(self.policies));
         for number in 0..self.replicas.len() {
             let replica = self.replicas[number].as_ref();
-            if replica.is_none_or(Replica::is_draining) {
+            let is_usual = |replica: &Replica| replica.flags == self.flags[number];
+            if replica.is_none_or(|replica| replica.is_draining() || !is_usual(replica)) {
                 self.start(number, 0, Lacking::default(), false).await;
             }
         }
         for replica in self.replicas.iter_mut().flatten() {
             (replica.lags, replica.cut_off) = (false, false);
             replica.believe(&self.truth).await;
-            replica.catch_up(&self.truth).await;
+            replica.catch_up(&self.truth, &self.orders).await;
             // The second list confirms what the first one lacks.
             replica.list(&self.truth, Lacking::default()).await;
             replica.list(&self.truth, Lacking::default()).await;

@@ -154,7 +154,8 @@ impl OverrideStore {
         self.place.get()
     }
 
-    fn take(&self, overrides: Overrides) {
+    /// Puts the orders of a document in force.
+    pub fn take(&self, overrides: Overrides) {
         if self.trouble.lock().take().is_some() {
             info!("the document with the orders of operators is whole again");
         }

@@ -8,9 +8,9 @@ use kplane_model::Family;
 use kplane_proto::v1 as pb;
 use tokio::time::Instant;
 
-use super::{I1, I3, I4, I5, Ledger, Position, Published, Sides, names};
+use super::{FROZEN, I1, I3, I4, I5, Ledger, Position, Published, Sides, names};
 use crate::oracle::{Entry, Key, Side, hash, key};
-use crate::source::{Trust, is_cliff};
+use crate::source::{CLIFF, Trust, is_cliff};
 
 /// The time for which all replicas must insist before an agent takes an older state.
 const INSISTENCE: Duration = Duration::from_secs(60);
@@ -130,7 +130,9 @@ impl Ledger {
         let lost = gone.len() + bare.len();
         let too_many = match published.trust {
             Trust::Partial => lost > 0,
-            Trust::Whole => is_cliff(gone.len(), all.len()) || is_cliff(bare.len(), all.len()),
+            Trust::Whole => {
+                [gone.len(), bare.len()].iter().any(|lost| is_cliff(CLIFF, *lost, all.len()))
+            }
             Trust::Confirmed => false,
         };
         if too_many {
@@ -144,16 +146,21 @@ impl Ledger {
         }
     }
 
-    /// Checks that an agent that took a state did not go back.
-    pub(crate) fn holds(&mut self, node: u8, at: Option<Position>) {
+    /// Checks that an agent that took a state did not go back, and that it is not from after the node was frozen.
+    pub(crate) fn holds(&mut self, node: u8, at: Option<Position>, frozen: Option<Instant>) {
         let notes = &mut self.agents[usize::from(node)];
         if notes.at == at {
             return;
         }
-        notes.at = at;
+        let had = std::mem::replace(&mut notes.at, at);
         let Some((at, published)) = at.and_then(|at| Some((at, self.published.get(&at)?))) else {
             return;
         };
+        let keeps = had.is_some() && notes.resumes;
+        if keeps && frozen.is_some_and(|frozen| frozen < published.at) {
+            let text = format!("n{node} was frozen at {had:?} and takes {at:?}");
+            return self.break_invariant(FROZEN, text);
+        }
         let long = notes.moved_at.is_none_or(|moved| moved.elapsed() >= INSISTENCE);
         notes.moved_at = Some(Instant::now());
         let back = published

@@ -7,6 +7,8 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
+use kplane_desired_state::admission::Enforce;
+
 use super::{Ledger, N1, N2, Position};
 use crate::reference::{Answers, Cluster, Packet};
 use crate::source::View;
@@ -28,6 +30,8 @@ pub(super) struct States {
     states: VecDeque<(Option<Position>, Answers)>,
     /// The agent keeps more than it was sent, until it reports another position without that.
     keeping: bool,
+    /// The agent was sent NetworkPolicies since: what it keeps may be beside others.
+    named: bool,
     /// What the kernel passed, and the agent said, when they were checked last.
     checked: Option<(u64, Claim)>,
     /// Another program changes the tables after so many changes of the agent, and the agent has not repaired that.
@@ -46,6 +50,7 @@ impl Default for States {
         Self {
             states: [(None, Answers::OPEN)].into(),
             keeping: false,
+            named: false,
             checked: None,
             disturbed: None,
             midway: false,
@@ -65,7 +70,7 @@ impl States {
     fn confirm(&mut self, at: Position) {
         if let Some(place) = self.states.iter().rposition(|(known, _)| *known == Some(at)) {
             self.states.drain(..place);
-            (self.keeping, self.midway) = (false, false);
+            (self.keeping, self.named, self.midway) = (false, false, false);
         }
     }
 
@@ -77,6 +82,9 @@ impl States {
 impl Ledger {
     /// Returns what the nodes may do with packets in a replica's state; `None` = it has not read the policies.
     pub(super) fn verdicts(&mut self, epoch: u64, view: &View) -> Option<Verdicts> {
+        if view.policies() == Some(Enforce::Off) {
+            return Some(Arc::new(vec![Answers::OPEN; self.agents.len()]));
+        }
         if !view.has_policies() {
             return None;
         }
@@ -92,14 +100,50 @@ impl Ledger {
         Some(verdicts)
     }
 
-    /// Notes that a state reached an agent, or that it remembers one.
+    /// Returns what the nodes do with packets that know no NetworkPolicies, if the replica has not read these yet: all but
+    /// Pods of their ranges are open.
+    pub(super) fn unread(&self, view: &View) -> Option<Verdicts> {
+        let is_unread = view.policies() == Some(Enforce::On) && !view.has_policies();
+        let cluster = is_unread.then(|| Cluster::of(&view.objects).unread())?;
+        let nodes = u8::try_from(self.agents.len()).unwrap_or(0);
+        let answers = (0..nodes).map(|node| cluster.answers(node, &self.packets));
+        Some(Arc::new(answers.collect()))
+    }
+
+    /// Notes that a state reached an agent.
     pub(super) fn may_be_in(&mut self, node: u8, at: Position) {
-        let published = self.published.get(&at);
-        let answers = published
-            .and_then(|one| one.verdicts.as_ref())
-            .map(|verdicts| verdicts[usize::from(node)]);
-        if let Some(answers) = answers {
-            self.agents[usize::from(node)].states.add(Some(at), answers);
+        let (node, Some(published)) = (usize::from(node), self.published.get(&at)) else {
+            return;
+        };
+        let notes = &mut self.agents[node];
+        let states = &mut notes.states;
+        if let Some(verdicts) = &published.verdicts {
+            (notes.knows_policies, notes.has_policies, states.named) = (true, true, true);
+            return states.add(Some(at), verdicts[node]);
+        }
+        // The replica does not know NetworkPolicies, or not yet.
+        if let Some(unread) = &published.unread
+            && !notes.knows_policies
+        {
+            states.add(Some(at), unread[node]);
+        }
+        if notes.has_policies {
+            let kept = notes.kept.entry(at).or_default();
+            *kept = (kept.0 | states.all(), kept.1 || states.keeping);
+        }
+    }
+
+    /// Notes that an agent starts with what it had at a position.
+    pub(super) fn remembers(&mut self, node: u8, at: Position) {
+        let notes = &mut self.agents[usize::from(node)];
+        notes.knows_policies = true;
+        match notes.kept.get(&at) {
+            Some((answers, keeping)) => {
+                notes.has_policies = true;
+                notes.states.add(Some(at), *answers);
+                notes.states.named |= keeping;
+            }
+            None => self.may_be_in(node, at),
         }
     }
 
@@ -128,12 +172,13 @@ impl Ledger {
         self.note(("passes", node, passing, claim), || {
             format!("n{node} lets {passing:x} pass; {claim:?}")
         });
-        let known = |at: &Position| {
-            self.published.get(at).is_some_and(|published| published.verdicts.is_some())
-        };
-        let confirmed = claim.applied.filter(known);
-        let states = &mut self.agents[usize::from(node)].states;
-        states.keeping |= claim.keeps;
+        let notes = &mut self.agents[usize::from(node)];
+        // What a process remembers without a word of a control plane may leave the kernel as it is.
+        let is_told = notes.is_told || !notes.knows_policies;
+        let states = &mut notes.states;
+        let is_state = |at: &Position| states.states.iter().any(|(known, _)| *known == Some(*at));
+        let confirmed = claim.applied.filter(|at| is_told && is_state(at));
+        states.keeping |= claim.keeps && states.named;
         if claim.applied.is_none() {
             states.settled.0 = None;
         }
@@ -153,7 +198,13 @@ impl Ledger {
             return;
         };
         let has_part = states.states.len() > 1 && changes > states.settled.1;
-        if states.disturbed.is_some() || has_part || states.midway && !passes {
+        // Of changes of several objects, a packet may see one without the others.
+        let number = |at: Position| self.published.get(&at).map(|one| (at.0, one.policy_change));
+        let (first, last) = (states.states.front(), states.states.back());
+        let [first, last] = [first, last].map(|state| number(state?.0?));
+        let is_one = last.is_some_and(|(of, last)| first == Some((of, last.saturating_sub(1))));
+        let excused = has_part && !(is_one && passes) || states.midway && !passes;
+        if states.disturbed.is_some() || excused {
             return;
         }
         let states: Vec<_> = states.states.iter().map(|(at, _)| *at).collect();
