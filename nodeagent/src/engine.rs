@@ -447,8 +447,8 @@ async fn run(mut core: Core, inputs: Inputs, reports: &watch::Sender<Report>) {
         if core.listen(Now::real()) {
             reports.send_replace(core.report());
         }
-        if !inbox.is_empty() {
-            // Without a pause the runtime would not poll timers and descriptors while changes wait.
+        if !inbox.is_empty() || core.due().is_some_and(|at| at <= Now::real().instant) {
+            // Without a pause the runtime would not poll timers and descriptors while changes wait, or parts of one.
             tokio::task::yield_now().await;
         }
     }

@@ -228,7 +228,7 @@ impl PolicyFamily {
         let closed = desired.lacks_policies();
         let is_same = keys.is_empty() && !node_changed && closed == self.closed;
         if !complete && is_same {
-            self.state.hold(position, false);
+            self.state.leave(position);
             return false;
         }
         let objects: Vec<(PolicyKey, Option<&PolicyObject>)> = if complete {

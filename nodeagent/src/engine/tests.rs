@@ -3,8 +3,8 @@
 mod checkpoint;
 mod drift;
 mod followers;
-mod left_policies;
 mod offline_start;
+mod policies;
 mod settings;
 mod steps;
 mod thread;

@@ -1,4 +1,4 @@
-//! Tests of what an earlier process left of NetworkPolicies.
+//! Tests of the tables of NetworkPolicies.
 
 use kplane_dataplane::backend::nftables::TableKind;
 use kplane_dataplane::backend::nftables::memory::MemoryKernel;
@@ -46,4 +46,34 @@ fn what_is_left_stays_until_a_control_plane_speaks_of_policies() {
     rig.plane.enforcement = Enforcement::Off;
     rig.delta();
     assert!(!has_table());
+}
+
+/// A change of Services that comes while a change of policies is sent in parts leaves nothing to try again.
+#[test]
+fn a_change_of_services_between_two_parts_ends() {
+    let machine = MemoryKernel::new([]);
+    machine.set_part(1);
+    let name = PolicyName::new("shop", "web");
+    let mut rig = Rig::new([DesiredObject::Policy(PolicyObject::Pod(LocalPod {
+        name: PodName::new("shop", "web-0"),
+        addresses: vec![[10, 0, 1, 7].into()],
+        ports: Vec::new(),
+        policies: vec![name.clone()],
+        tier: None,
+    }))]);
+    begin(&mut rig, &machine);
+    rig.snapshot();
+    rig.idle();
+    rig.put(&DesiredObject::Policy(PolicyObject::Policy(Policy {
+        name,
+        ingress: Some(Vec::new()),
+        egress: Some(Vec::new()),
+    })));
+    rig.put(&svc("web", &["10.0.1.7:80"]));
+    let mut ticks = 0;
+    while rig.core.due().is_some_and(|at| at <= rig.now.instant) && ticks < 1_000 {
+        rig.core.tick(rig.now);
+        ticks += 1;
+    }
+    assert!(ticks > 1 && ticks < 1_000, "{ticks}");
 }
