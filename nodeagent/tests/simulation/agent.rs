@@ -23,7 +23,7 @@ use crate::truth::node_name;
 use crate::wire::Wire;
 
 /// Times that a task is woken at the same time, at most.
-const POLLS: u32 = 200;
+const POLLS: u32 = 1_000;
 
 /// The time in which an agent ends in order.
 const END: Duration = Duration::from_secs(1);

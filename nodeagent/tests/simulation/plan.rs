@@ -267,7 +267,8 @@ impl Plan {
             plan.push(Step::Slice(service, 0, dice.number()), Duration::ZERO);
         }
         if plan.policies {
-            for _ in 0..8 + policies.below(14) {
+            let few = groups & MORE != 0 && swarm.one_in(4);
+            for _ in 0..if few { swarm.below(4) } else { 8 + policies.below(14) } {
                 plan.push(Step::Policies(policies.number()), Duration::ZERO);
             }
         }
@@ -295,7 +296,8 @@ impl Plan {
             };
             plan.push(step, wait);
         }
-        plan.break_links(&mut links, last + 1);
+        let longest = if groups & MORE != 0 && swarm.one_in(2) { 60_000 } else { 8_000 };
+        plan.break_links(&mut links, last + 1, longest);
         plan.change_policies(&mut policies, last + 1);
         plan.give_orders(&mut swarm, last + 1);
         plan.change_flags(&mut swarm, last + 1, other_flags);
@@ -393,17 +395,17 @@ impl Plan {
     }
 
     /// Adds broken links to the steps after the start.
-    fn break_links(&mut self, dice: &mut Dice, after: usize) {
+    fn break_links(&mut self, dice: &mut Dice, after: usize, longest: u64) {
         for _ in 0..if self.dark { 3 + dice.below(6) } else { 0 } {
             let mask = 1 + dice.small((1 << self.nodes) - 1);
-            let time = Duration::from_secs(1) + dice.time(8_000);
+            let time = Duration::from_secs(1) + dice.time(longest);
             let step = match dice.below(4) {
                 0..2 => Step::Dark(dice.small(self.nodes), time),
                 2 => Step::Apart(mask, time),
                 _ => Step::Split(mask, time),
             };
             let at = self.place(dice, after);
-            let most = if dice.one_in(2) { 9_000 } else { 100 };
+            let most = if dice.one_in(2) { 1_000 + longest } else { 100 };
             let wait = dice.time(most);
             self.steps.insert(at, (step, wait));
         }
