@@ -126,7 +126,7 @@ impl Kernel {
     /// Another program changes a table of NetworkPolicies after so many changes of the agent.
     pub(crate) fn disturb(&self, v6: bool, damage: Damage, after: u64) {
         if let Some(tables) = &self.tables {
-            lock(&self.ledger).disturbed(self.node, tables.transactions() + after);
+            self.damaged(v6, damage, tables.transactions() + after);
             disturbances(v6, damage).into_iter().for_each(|one| tables.disturb(after, one));
             lock(&self.state).passing = None;
         }
@@ -136,9 +136,16 @@ impl Kernel {
     pub(crate) fn disturb_unseen(&self, v6: bool, damage: Damage) {
         if let Some(tables) = &self.tables {
             // The sample may show it after a change that has nothing to do with it, until the agent reads everything back.
-            lock(&self.ledger).disturbed(self.node, u64::MAX);
+            self.damaged(v6, damage, u64::MAX);
             disturbances(v6, damage).into_iter().for_each(|one| tables.disturb_unseen(one));
             lock(&self.state).passing = None;
+        }
+    }
+
+    fn damaged(&self, v6: bool, damage: Damage, after: u64) {
+        let is_hit = |family| family == family_of(v6) || damage == Damage::Tables;
+        for family in Family::ALL.into_iter().filter(|family| is_hit(*family)) {
+            lock(&self.ledger).disturbed(self.node, family, after);
         }
     }
 

@@ -296,7 +296,7 @@ impl Plan {
             };
             plan.push(step, wait);
         }
-        let longest = if groups & MORE != 0 && swarm.one_in(2) { 60_000 } else { 8_000 };
+        let longest = if groups & MORE != 0 && swarm.one_in(2) { 60_000 } else { SHORT };
         plan.break_links(&mut links, last + 1, longest);
         plan.change_policies(&mut policies, last + 1);
         plan.give_orders(&mut swarm, last + 1);
@@ -397,7 +397,9 @@ impl Plan {
     /// Adds broken links to the steps after the start.
     fn break_links(&mut self, dice: &mut Dice, after: usize, longest: u64) {
         for _ in 0..if self.dark { 3 + dice.below(6) } else { 0 } {
-            let mask = 1 + dice.small((1 << self.nodes) - 1);
+            let all = (1 << self.nodes) - 1;
+            let is_all = longest > SHORT && dice.one_in(3);
+            let mask = if is_all { all } else { 1 + dice.small(all) };
             let time = Duration::from_secs(1) + dice.time(longest);
             let step = match dice.below(4) {
                 0..2 => Step::Dark(dice.small(self.nodes), time),
@@ -492,6 +494,9 @@ impl Plan {
         }
     }
 }
+
+/// The time for which links usually break, in milliseconds, at most.
+const SHORT: u64 = 8_000;
 
 /// The groups of steps that all seeds had at first, and some of the others, as bits.
 const USUAL: u64 = (1 << 12) - 1;

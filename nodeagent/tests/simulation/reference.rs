@@ -268,6 +268,16 @@ impl Answers {
         drop: 0,
     };
 
+    /// Packets of a family may do both.
+    pub(crate) fn either(of: Family, packets: &[Packet]) -> Self {
+        let is_of = |(_, packet): &(usize, &Packet)| Family::of(packet.from) == of;
+        let bits = packets.iter().enumerate().filter(is_of).fold(0, |all, (bit, _)| all | 1 << bit);
+        Self {
+            pass: bits,
+            drop: bits,
+        }
+    }
+
     /// Returns the first packet that passes and must not, or that is dropped and must not be, if these are the ones that
     /// pass.
     pub(crate) fn wrong(self, passing: u64, packets: &[Packet]) -> Option<(Packet, bool)> {

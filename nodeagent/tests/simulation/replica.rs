@@ -115,7 +115,7 @@ impl Replica {
             policies,
             flags,
             ordered,
-            source: Source::new(policies),
+            source: Source::new(policies, epoch.is_multiple_of(3)),
             batches,
             ledger,
             lags: false,

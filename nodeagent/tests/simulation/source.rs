@@ -62,14 +62,17 @@ impl Said {
 #[derive(Debug)]
 pub(crate) struct Source {
     kinds: &'static [Kind],
+    /// Watches say everything twice.
+    repeats: bool,
     known: BTreeMap<Id, u64>,
     versions: BTreeMap<Kind, Versions>,
 }
 
 impl Source {
     /// Creates a source of Services, and of NetworkPolicies if there are some.
-    pub(crate) fn new(policies: bool) -> Self {
+    pub(crate) fn new(policies: bool, repeats: bool) -> Self {
         Self {
+            repeats,
             kinds: if policies { &KINDS } else { &KINDS[..OF_SERVICES] },
             known: BTreeMap::new(),
             versions: BTreeMap::new(),
@@ -146,6 +149,9 @@ impl Source {
                     Said::Gone(change.id)
                 }
             });
+        }
+        if self.repeats {
+            said = said.into_iter().flat_map(|one| [one.clone(), one]).collect();
         }
         // A bookmark may say that nothing else happened.
         versions.seen = if all && most > 2 { truth.head() } else { last };

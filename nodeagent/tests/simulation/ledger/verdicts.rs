@@ -8,6 +8,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use kplane_desired_state::admission::Enforce;
+use kplane_model::Family;
 
 use super::{Ledger, N1, N2, Position};
 use crate::reference::{Answers, Cluster, Packet};
@@ -34,8 +35,8 @@ pub(super) struct States {
     named: bool,
     /// What the kernel passed, and the agent said, when they were checked last.
     checked: Option<(u64, Claim)>,
-    /// Another program changes the tables after so many changes of the agent, and the agent has not repaired that.
-    disturbed: Option<u64>,
+    /// Another program changes a family's table after so many changes of the agent, and the agent has not repaired that.
+    disturbed: [Option<u64>; 2],
     /// The agent died in the midst of a change. Of changes that have nothing to do with each other, the kernel may have
     /// some.
     midway: bool,
@@ -52,7 +53,7 @@ impl Default for States {
             keeping: false,
             named: false,
             checked: None,
-            disturbed: None,
+            disturbed: [None; 2],
             midway: false,
             settled: (None, 0),
         }
@@ -152,10 +153,11 @@ impl Ledger {
         self.agents[usize::from(node)].states = States::default();
     }
 
-    /// Notes that another program changes a kernel after so many changes of its agent.
-    pub(crate) fn disturbed(&mut self, node: u8, after: u64) {
+    /// Notes that another program changes a family's table after so many changes of the agent.
+    pub(crate) fn disturbed(&mut self, node: u8, family: Family, after: u64) {
         let states = &mut self.agents[usize::from(node)].states;
-        states.disturbed = states.disturbed.max(Some(after));
+        let disturbed = &mut states.disturbed[family as usize];
+        *disturbed = (*disturbed).max(Some(after));
     }
 
     /// Notes that an agent died in the midst of a change.
@@ -193,8 +195,16 @@ impl Ledger {
         if states.keeping {
             return;
         }
-        let Some((packet, passes)) = states.all().wrong(passing, &self.packets) else {
-            states.disturbed.take_if(|after| changes > *after);
+        let (all, packets) = (states.all(), &self.packets);
+        let [v4, v6] = Family::ALL.map(|family| Answers::either(family, packets));
+        for (disturbed, other) in states.disturbed.iter_mut().zip([v6, v4]) {
+            if (all | other).wrong(passing, packets).is_none() {
+                disturbed.take_if(|after| changes > *after);
+            }
+        }
+        let damaged = states.disturbed.iter().zip([v4, v6]).filter(|(known, _)| known.is_some());
+        let all = damaged.fold(all, |all, (_, either)| all | either);
+        let Some((packet, passes)) = all.wrong(passing, packets) else {
             return;
         };
         let has_part = states.states.len() > 1 && changes > states.settled.1;
@@ -204,7 +214,7 @@ impl Ledger {
         let [first, last] = [first, last].map(|state| number(state?.0?));
         let is_one = last.is_some_and(|(of, last)| first == Some((of, last.saturating_sub(1))));
         let excused = has_part && !(is_one && passes) || states.midway && !passes;
-        if states.disturbed.is_some() || excused {
+        if excused {
             return;
         }
         let states: Vec<_> = states.states.iter().map(|(at, _)| *at).collect();
