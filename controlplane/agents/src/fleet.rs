@@ -101,7 +101,8 @@ struct Agent {
     /// No Node of this name existed at the last check.
     stranger: bool,
     session: u64,
-    questions: mpsc::Sender<Question>,
+    /// Urgent questions to it, and all others.
+    questions: [mpsc::Sender<Question>; 2],
     /// The sender is dropped to end the session when a newer stream takes over the node.
     _session_lives: Option<oneshot::Sender<()>>,
 }
@@ -115,6 +116,13 @@ pub struct Question {
     pub answer: oneshot::Sender<Inspection>,
 }
 
+/// Returns where questions to one agent come in, and where they come out: urgent ones, and all others.
+pub(crate) fn lanes() -> ([mpsc::Sender<Question>; 2], [mpsc::Receiver<Question>; 2]) {
+    let ((to_urgent, urgent), (to_others, others)) =
+        (mpsc::channel(QUESTIONS), mpsc::channel(QUESTIONS));
+    ([to_urgent, to_others], [urgent, others])
+}
+
 /// A stream's right to speak for a node; ends when the value is dropped.
 #[derive(Debug)]
 pub struct Session {
@@ -126,7 +134,11 @@ pub struct Session {
 
 /// The session of a stream that may speak for a node; a receiver that fails when another stream takes over the
 /// node; and the questions to the agent.
-pub type Begun = (Session, oneshot::Receiver<()>, mpsc::Receiver<Question>);
+pub type Begun = (
+    Session,
+    oneshot::Receiver<()>,
+    [mpsc::Receiver<Question>; 2],
+);
 
 /// The reason why a stream may not speak for a node.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -239,7 +251,9 @@ impl AgentRegistry {
         let question = Question { inspect, answer };
         if let Some(agent) = self.lock().by_node.get(node) {
             // On failure the question is dropped, and with it the answer's sender.
-            let _ = agent.questions.try_send(question);
+            let [urgent, others] = &agent.questions;
+            let lane = if question.inspect.urgent { urgent } else { others };
+            let _ = lane.try_send(question);
         }
         answered
     }
@@ -318,7 +332,7 @@ impl Session {
     ) -> Result<Begun, NotBegun> {
         let now = Instant::now();
         let (lives, superseded) = oneshot::channel();
-        let (questions, asked) = mpsc::channel(QUESTIONS);
+        let (questions, asked) = lanes();
         let stranger = !registry.store.knows(node);
         let mut agents = registry.lock();
         agents

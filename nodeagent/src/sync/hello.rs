@@ -12,7 +12,8 @@ const CAPABILITIES: u64 = capability(pb::Capability::Draining)
     | capability(pb::Capability::Packed)
     | capability(pb::Capability::Policies)
     | capability(pb::Capability::Beats)
-    | capability(pb::Capability::ClusterPolicies);
+    | capability(pb::Capability::ClusterPolicies)
+    | capability(pb::Capability::Urgent);
 
 const fn capability(capability: pb::Capability) -> u64 {
     1 << (capability as u64 - 1)

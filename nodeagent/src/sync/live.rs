@@ -63,6 +63,8 @@ pub(super) struct Live {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Outgoing {
     Pong,
+    /// The answer to an urgent question.
+    UrgentInspection,
     Inspection,
     Leaving,
     Ranges,
@@ -83,10 +85,22 @@ struct Intake {
 /// The control plane's questions that the engine has not answered.
 #[derive(Default)]
 struct Pending {
-    /// The last question.
+    /// The last urgent question.
+    urgent: Option<PendingInspection>,
+    /// The last other question.
     inspection: Option<PendingInspection>,
     /// The question about ranges.
     comparison: Option<Comparison>,
+}
+
+impl Pending {
+    /// Returns the question whose answer is this message.
+    fn of(&mut self, answer: Outgoing) -> &mut Option<PendingInspection> {
+        match answer {
+            Outgoing::UrgentInspection => &mut self.urgent,
+            _ => &mut self.inspection,
+        }
+    }
 }
 
 /// What the control plane learns of the engine.
@@ -126,7 +140,7 @@ pub(super) enum StepOutcome {
 enum Event {
     Heard(Option<Result<pb::ServerMessage, Status>>),
     Taken(Option<UpdateResult>),
-    Answered(Result<pb::Inspection, Stopped>),
+    Answered(Outgoing, Result<pb::Inspection, Stopped>),
     Compared(Result<Option<RangeDigests>, Stopped>),
     Prestop,
     PingDue,
@@ -197,9 +211,9 @@ impl Live {
                 taken??;
                 return Ok(StepOutcome::UpdateTaken);
             }
-            Event::Answered(reported) => {
-                self.pending.inspection = None;
-                self.due.insert(Outgoing::Inspection, Some(Kind::Inspection(reported?)));
+            Event::Answered(which, reported) => {
+                *self.pending.of(which) = None;
+                self.due.insert(which, Some(Kind::Inspection(reported?)));
             }
             Event::Compared(digests) => {
                 self.pending.comparison = None;
@@ -249,6 +263,7 @@ impl Live {
         } = self;
         let (engine, questions) = (&shared.engine, &mut shared.prestop);
         let reads = intake.waiting.has_room();
+        let urgent = OptionFuture::from(pending.urgent.as_mut());
         let answered = OptionFuture::from(pending.inspection.as_mut());
         let compared = OptionFuture::from(pending.comparison.as_mut());
         let report_due = OptionFuture::from(reporting.report_pacing.due().map(sleep_until));
@@ -260,7 +275,8 @@ impl Live {
         tokio::select! {
             biased;
             taken = intake.waiting.next(engine) => Event::Taken(taken),
-            Some(reported) = answered => Event::Answered(reported),
+            Some(reported) = urgent => Event::Answered(Outgoing::UrgentInspection, reported),
+            Some(reported) = answered => Event::Answered(Outgoing::Inspection, reported),
             Some(digests) = compared => Event::Compared(digests),
             changed = reporting.reports.changed() => Event::Reported(changed),
             permit = outbox.reserve_owned(), if !due.is_empty() => Event::Room(permit),
@@ -349,12 +365,13 @@ impl Live {
         self.intake.waiting.push(update);
     }
 
-    /// Hands a question to the engine. A new question replaces an unanswered one.
+    /// Hands a question to the engine. A new question replaces an unanswered one, but an urgent one no other.
     fn ask(&mut self, inspect: &pb::Inspect, shared: &LastingState) {
         let engine = shared.engine.clone();
         let (peer_probe, connections) = (self.link.peer_probe.clone(), shared.connections.clone());
         let answer = answers::answer(engine, peer_probe, connections, inspect.clone());
-        self.pending.inspection = Some(Box::pin(answer));
+        let which = if inspect.urgent { Outgoing::UrgentInspection } else { Outgoing::Inspection };
+        *self.pending.of(which) = Some(Box::pin(answer));
     }
 
     /// Asks the engine for the digests of ranges.

@@ -396,6 +396,7 @@ fn question(asked: &AskedNode, about: &NodeName, nodes: &FactsByNode) -> pb::Ins
     let nodes = asked.control.as_ref().map(|control| vec![target(about), target(control)]);
     pb::Inspect {
         reach: nodes.map(|nodes| pb::ReachQuestion { nodes }),
+        urgent: true,
         ..pb::Inspect::default()
     }
 }

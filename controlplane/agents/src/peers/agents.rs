@@ -48,7 +48,8 @@ impl Peers {
         nodes: Questions,
         timeouts: Timeouts,
     ) -> Vec<Reply> {
-        let _turn = self.turns.agents().await;
+        let is_urgent = nodes.iter().all(|(_, question)| question.urgent);
+        let _turn = if is_urgent { None } else { self.turns.agents().await };
         let mut open: BTreeSet<NodeName> = nodes.iter().map(|(node, _)| node.clone()).collect();
         let mut heard = Vec::new();
         let (nodes, questions): (Vec<NodeName>, Vec<Arc<pb::Inspect>>) = nodes.into_iter().unzip();

@@ -51,6 +51,8 @@ const PACKED: u64 = 1 << (pb::Capability::Packed as u64 - 1);
 const POLICIES: u64 = 1 << (pb::Capability::Policies as u64 - 1);
 /// The capability to enforce ClusterNetworkPolicies.
 const CLUSTER_POLICIES: u64 = 1 << (pb::Capability::ClusterPolicies as u64 - 1);
+/// The capability to answer an urgent question beside another one.
+const URGENT: u64 = 1 << (pb::Capability::Urgent as u64 - 1);
 /// Longest name of a Node: a DNS subdomain (RFC 1123), as in the API server.
 const MAX_NODE_NAME: usize = 253;
 
@@ -126,7 +128,7 @@ pub(super) async fn run(
     postman.open(welcome, updates, millis(SystemTime::now()));
     let conversation = Conversation {
         postman,
-        questions: AgentQuestions::new(questions),
+        questions: AgentQuestions::new(questions, hello.capabilities & URGENT != 0),
         last_heard: Instant::now(),
         credential_watch,
         messages: Bucket::new(MESSAGES),
@@ -217,7 +219,7 @@ fn is_label(text: &str) -> bool {
 fn welcome(hub: &Hub, node: &NodeName, freshness: &Freshness) -> pb::Welcome {
     pb::Welcome {
         protocol_version: PROTOCOL_VERSION,
-        capabilities: RANGES | PACKED | POLICIES | BEATS | CLUSTER_POLICIES,
+        capabilities: RANGES | PACKED | POLICIES | BEATS | CLUSTER_POLICIES | URGENT,
         server_version: env!("CARGO_PKG_VERSION").to_owned(),
         epoch: hub.store().epoch(),
         heartbeat_interval_ms: u32::try_from(HEARTBEAT.as_millis()).unwrap_or(u32::MAX),

@@ -1,5 +1,6 @@
 //! Nodes whose links are cut: new connections go elsewhere within seconds, and come back with the links.
 
+use std::collections::VecDeque;
 use std::net::SocketAddr;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -11,6 +12,7 @@ use kplane_agents::hub::Hub;
 use kplane_agents::peers::PeerFlags;
 use kplane_agents::suspects::Mode;
 use kplane_model::Family;
+use kplane_proto::v1 as pb;
 use kplane_tests::client::{Outcome, Probe, Protocol};
 use kplane_tests::cluster::objects;
 use kplane_tests::netns::NetNs;
@@ -21,8 +23,12 @@ use kplane_tests::support::{TARGET, node_ip, node_name, pod_ips};
 use kplane_tests::topology::Topology;
 use kplane_tests::wait::eventually;
 use serde_json::{Value, json};
+use tokio::sync::oneshot::error::TryRecvError::Empty;
 
 use crate::netns::whole::{CONTROL, CONTROL_PORT, ControlPlane, NodeAgent, connected, write};
+
+/// Where the answer to a question comes.
+type Receiver = tokio::sync::oneshot::Receiver<pb::Inspection>;
 
 const DEADLINE: Duration = Duration::from_secs(60);
 const STATUS_PORT: u16 = 7466;
@@ -217,6 +223,49 @@ impl Load {
     }
 }
 
+/// People who ask each agent one slow question after the other, with some more that wait: what `kpctl probe` in several
+/// shells does.
+struct Curious {
+    stop: Arc<AtomicBool>,
+    threads: Vec<std::thread::JoinHandle<()>>,
+}
+
+impl Curious {
+    fn start(hub: &Arc<Hub>) -> Self {
+        let stop = Arc::new(AtomicBool::new(false));
+        let ask = |number| {
+            let (hub, stop) = (Arc::clone(hub), Arc::clone(&stop));
+            // Nobody has the address.
+            let question = Arc::new(pb::Inspect {
+                attempts: vec!["10.244.1.250:9".to_owned()],
+                ..pb::Inspect::default()
+            });
+            let node = node_name(number).into();
+            std::thread::spawn(move || {
+                let ask = || hub.agents().ask(&node, Arc::clone(&question));
+                let mut asked: VecDeque<_> = (0..4).map(|_| ask()).collect();
+                while !stop.load(Ordering::Relaxed) {
+                    let is_open = |first: &mut Receiver| matches!(first.try_recv(), Err(Empty));
+                    if asked.front_mut().is_some_and(is_open) {
+                        std::thread::sleep(Duration::from_millis(2));
+                    } else {
+                        asked.pop_front();
+                        asked.push_back(ask());
+                    }
+                }
+            })
+        };
+        let threads = (1..=NODES).map(ask).collect();
+        Self { stop, threads }
+    }
+
+    fn end(self) -> Result<()> {
+        self.stop.store(true, Ordering::Relaxed);
+        let ended = self.threads.into_iter().try_for_each(std::thread::JoinHandle::join);
+        ended.map_err(|_| anyhow::anyhow!("somebody who asks panicked"))
+    }
+}
+
 fn web() -> SocketAddr {
     SocketAddr::from(([10, 96, 7, 1], 80))
 }
@@ -235,7 +284,7 @@ pub(crate) fn a_node_whose_links_are_cut_is_out_in_seconds_and_back_with_them() 
     let cluster = Cluster::new(Mode::Act)?;
     let (client, victim) = (cluster.client()?, format!("on-{VICTIM}"));
     reaches(&client, &victim)?;
-    let load = Load::start(&client)?;
+    let (load, curious) = (Load::start(&client)?, Curious::start(&cluster.hub));
     let cut_at = Instant::now();
     cluster.set_link(port_of(VICTIM), false)?;
     cluster.suspects(&[VICTIM])?;
@@ -252,6 +301,7 @@ pub(crate) fn a_node_whose_links_are_cut_is_out_in_seconds_and_back_with_them() 
     let seconds = last.saturating_duration_since(cut_at).as_secs_f64();
     println!("the last connection to the dead node began {seconds:.2} s after the cut");
     load.end()?;
+    curious.end()?;
     cluster.set_link(port_of(VICTIM), true)?;
     cluster.suspects(&[])?;
     reaches(&client, &victim)?;

@@ -566,7 +566,7 @@ fn counting_agent(
     let begun = Session::begin(hub.agents(), &node.into(), &hello(node), String::new());
     let (session, _, mut questions) = begun.unwrap();
     tokio::spawn(async move {
-        while let Some(asked) = questions.recv().await {
+        while let Some(asked) = questions[1].recv().await {
             let pods = reported.iter().map(|(address, direction, packets)| pb::DeniedPod {
                 address: (*address).to_owned(),
                 direction: (*direction).into(),
