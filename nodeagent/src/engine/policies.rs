@@ -307,9 +307,10 @@ impl PolicyFamily {
     fn is_needed(&self, enforcer: &Enforcer, desired: &Desired) -> bool {
         let (family, mut pods) = (self.state.family, desired.local_pods());
         let mut ranges = desired.pod_ranges().iter();
+        let is_judged = desired.has_policies() || desired.lacks_policies();
         self.state.error.is_none()
             || enforcer.may_have_table(family)
             || pods.any(|pod| pod.addresses.iter().any(|ip| Family::of(*ip) == family))
-            || desired.has_policies() && ranges.any(|range| range.family() == family)
+            || is_judged && ranges.any(|range| range.family() == family)
     }
 }

@@ -1,10 +1,11 @@
 //! Tests of the tables of NetworkPolicies.
 
 use kplane_dataplane::backend::nftables::TableKind;
-use kplane_dataplane::backend::nftables::memory::MemoryKernel;
+use kplane_dataplane::backend::nftables::memory::{MemoryKernel, TableFaults};
 use kplane_model::{DesiredObject, LocalPod, PodName, Policy, PolicyName, PolicyObject};
 use kplane_proto::v1::Enforcement;
 
+use super::settings::node_with_pods;
 use super::*;
 
 /// Begins a process that remembers nothing.
@@ -76,4 +77,23 @@ fn a_change_of_services_between_two_parts_ends() {
         ticks += 1;
     }
     assert!(ticks > 1 && ticks < 1_000, "{ticks}");
+}
+
+/// NP19: unknown Pods of a node are cut off until policies are known, and no position is reported before.
+#[test]
+fn np19_a_family_that_has_to_be_closed_is_needed() {
+    let machine = MemoryKernel::new([]);
+    let faults = TableFaults {
+        failing_commits: 1,
+        ..TableFaults::default()
+    };
+    machine.set_faults(TableKind::Policies, Family::V4, faults);
+    let mut rig = Rig::new([node_with_pods(&["10.0.1.0/24"])]);
+    begin(&mut rig, &machine);
+    rig.plane.enforcement = Enforcement::Unread;
+    rig.snapshot();
+    assert_eq!(rig.revisions().0, 0);
+    rig.after(SECOND);
+    rig.idle();
+    assert_eq!(rig.revisions().0, rig.plane.revision);
 }

@@ -21,7 +21,7 @@ fn with_pods(texts: &[&str]) -> NodeSettings {
     }
 }
 
-fn node_with_pods(texts: &[&str]) -> DesiredObject {
+pub(super) fn node_with_pods(texts: &[&str]) -> DesiredObject {
     let DesiredObject::Node(facts) = node("z1") else {
         panic!("no node");
     };
