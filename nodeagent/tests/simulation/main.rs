@@ -7,17 +7,19 @@
 //!
 //! In every other seed nodes enforce NetworkPolicies, in nf_tables in memory below the real driver. Policies of all kinds,
 //! Namespaces, Pods and their addresses change, and a sample of packets is asked of each kernel and of `reference.rs`, which
-//! is written from the text of the API. Exchanges with the tables fail, other programs damage them, and agents die in the
-//! midst of a change. The invariants N1 to N3 are about these.
+//! is written from the text of the API. Exchanges with the tables fail, other programs damage them with and without a report
+//! of the kernel, and agents die in the midst of a change. The invariants N1 to N3 are about these.
 //!
 //! ```text
 //! cargo test -p kp-nodeagent --test simulation -- --seeds 10000     seeds 0, 1, ..
 //! cargo test -p kp-nodeagent --test simulation -- --seed 7          one seed, and the story of it
 //! ```
 //!
-//! Replicas start with old or incomplete lists, lag, stop or lose the API server. Connections are slow, stall, break
+//! Replicas start with old or incomplete lists and with other flags, lag, stop or lose the API server. Operators freeze nodes. Connections are slow, stall, break
 //! or fall silent. Agents freeze, crash and start from an old or torn cache file, and kernels refuse changes. In one seed of four, links
-//! between machines break as well, and replicas look for dead nodes. Besides I1 to I5, no node is suspected that others
+//! between machines break as well, and replicas look for dead nodes. Half of the seeds play some groups of such steps only, since
+//! few kinds of steps lead further (`plan.rs`). Sources speak as reflectors do: what these make of replays, of lists that are older
+//! and of versions that expire is tested beside them. Besides I1 to I5, no node is suspected that others
 //! reach, every update adds up to its digest, no agent asks for streams without a pause, and no task panics. All
 //! random waits come from `model/src/chance.rs`, and loops poll their events in a fixed order (`biased`), so that a
 //! seed repeats everything. Deliberate faults in `faults/` show that the simulation finds what it must.
