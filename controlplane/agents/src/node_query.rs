@@ -94,10 +94,17 @@ impl Default for Room {
     }
 }
 
+/// Largest count that a node can have come to: 1,000 million a second for a year.
+const MOST: u64 = 1 << 55;
+
 impl Room {
-    /// Returns what was heard, without an answer for which there is no room.
+    /// Returns what was heard, without an answer for which there is no room, or that cannot be.
     pub(crate) fn fit(&mut self, mut heard: Reply) -> Reply {
         let answer = heard.outcome.as_ref();
+        if answer.is_ok_and(|answer| counts(answer).any(|count| count > MOST)) {
+            heard.outcome = Err("not shown: its agent names counts that cannot be".to_owned());
+            return heard;
+        }
         let bytes = answer.map_or(0, prost::Message::encoded_len);
         match self.0.checked_sub(bytes) {
             Some(left) => self.0 = left,
@@ -105,6 +112,36 @@ impl Room {
         }
         heard
     }
+}
+
+/// Returns what is added up over all nodes: one count that cannot be would make a sum meaningless.
+fn counts(answer: &pb::Inspection) -> impl Iterator<Item = u64> {
+    let denials = answer
+        .denials
+        .iter()
+        .flat_map(|of| of.pods.iter().map(|pod| pod.packets).chain([of.more, of.lost]));
+    let connected = answer.connected.iter().flat_map(|of| {
+        of.groups
+            .iter()
+            .flat_map(|of| [of.unreplied, of.handshake, of.established, of.closing])
+            .chain([of.more, of.read])
+    });
+    let edges = answer.edges.iter().flat_map(|of| {
+        of.edges
+            .iter()
+            .flat_map(|of| {
+                [
+                    of.begun,
+                    of.failed,
+                    of.reset,
+                    of.bytes_to_endpoint,
+                    of.bytes_to_client,
+                ]
+            })
+            .chain([of.more, of.lost, of.more_failed])
+    });
+    let remembered = answer.affinity.iter().map(|of| of.more);
+    denials.chain(connected).chain(edges).chain(remembered)
 }
 
 /// Asks agents that are connected to this replica, and yields their answers as they come.
@@ -132,4 +169,21 @@ pub fn ask(
     let mut room = Room::default();
     let heard = stream::iter(asked).buffer_unordered(AT_A_TIME);
     heard.map(move |heard| room.fit(heard))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// One node that names senseless counts is named, and spoils no sum.
+    #[test]
+    fn an_answer_that_cannot_be_is_none() {
+        for (more, is_shown) in [(MOST, true), (u64::MAX, false)] {
+            let mut answer = pb::Inspection::default();
+            answer.denials.get_or_insert_default().more = more;
+            let mut heard = Reply::nothing("n1".into(), "");
+            heard.outcome = Ok(answer);
+            assert_eq!(Room::default().fit(heard).outcome.is_ok(), is_shown);
+        }
+    }
 }
