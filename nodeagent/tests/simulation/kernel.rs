@@ -115,12 +115,22 @@ impl Kernel {
             TableFault::Lost(times) => faults.lost_answers = times,
             TableFault::Unread(times) => faults.failing_reads = times,
             TableFault::Contended(times) => faults.contended = times,
+            TableFault::Refused(place) => {
+                let addresses = Packet::addresses(family_of(v6));
+                lock(&self.ledger).refused(self.node, family_of(v6));
+                faults.refused = Some(addresses[place % addresses.len()]);
+            }
             TableFault::Broken => faults.broken = true,
             TableFault::None => {}
         }
         if let Some(tables) = &self.tables {
             tables.set_faults(TableKind::Policies, family_of(v6), faults);
         }
+    }
+
+    /// Returns whether the agent may have cut an end of a packet off.
+    pub(crate) fn is_cut_off(&self, packet: &Packet) -> bool {
+        lock(&self.ledger).is_cut_off(self.node, packet)
     }
 
     /// Another program changes a table of NetworkPolicies after so many changes of the agent.

@@ -208,6 +208,8 @@ pub(crate) enum TableFault {
     Unread(u32),
     /// Another program changes a table of its own before so many changes.
     Contended(u32),
+    /// The kernel refuses each element that allows the Pod with this address something.
+    Refused(usize),
     Broken,
     None,
 }
@@ -337,7 +339,8 @@ impl Plan {
                     v6,
                     TableFault::Contended(1 + u32::from(dice.small(20))),
                 ),
-                1..3 => Step::Copy(node),
+                1 => Step::Tables(node, v6, TableFault::Refused(usize::from(dice.small(8)))),
+                2 => Step::Copy(node),
                 3 => Step::Deaf(node),
                 4..6 => Step::Unseen(node, v6, damage),
                 _ => Step::Disturb(node, v6, damage, count),

@@ -202,6 +202,13 @@ pub(crate) struct Packet {
 }
 
 impl Packet {
+    /// Returns the addresses of a family that Pods may have.
+    pub(crate) fn addresses(family: Family) -> Vec<IpAddr> {
+        let mut all = random::addresses();
+        all.retain(|ip| Family::of(*ip) == family);
+        all
+    }
+
     /// Returns all packets that make a difference.
     pub(crate) fn all() -> Vec<Self> {
         let kinds = [
@@ -276,6 +283,13 @@ impl Answers {
             pass: bits,
             drop: bits,
         }
+    }
+
+    /// Returns the same, where some packets may be dropped as well.
+    pub(crate) fn or_dropped(mut self, packets: &[Packet], some: impl Fn(&Packet) -> bool) -> Self {
+        let bits = packets.iter().enumerate().filter(|(_, packet)| some(packet));
+        self.drop = bits.fold(self.drop, |drop, (bit, _)| drop | 1 << bit);
+        self
     }
 
     /// Returns the first packet that passes and must not, or that is dropped and must not be, if these are the ones that

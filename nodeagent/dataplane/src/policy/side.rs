@@ -183,6 +183,7 @@ impl PolicySide {
         let family = self.content.family;
         let mut table = tables.table(family)?;
         applied.add(table.replace(&Content::new(family))?);
+        self.may_be_there = true;
         let changes = self.content.held.changes_from(&[]);
         let rest = (&mut self.rest, self.part);
         let cost = self.content.change(&mut table, &changes, rest, applied)?;

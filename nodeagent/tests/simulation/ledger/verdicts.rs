@@ -40,6 +40,8 @@ pub(super) struct States {
     /// The agent died in the midst of a change. Of changes that have nothing to do with each other, the kernel may have
     /// some.
     midway: bool,
+    /// The kernel refused elements of a family: its agent cuts Pods off until they or their policies change.
+    refused: [bool; 2],
     /// The position that the agent reported last, and the number of its changes then. A change that fails between two
     /// transactions leaves a kernel with a part of it, of which the agent reports nothing.
     settled: (Option<Position>, u64),
@@ -55,6 +57,7 @@ impl Default for States {
             checked: None,
             disturbed: [None; 2],
             midway: false,
+            refused: [false; 2],
             settled: (None, 0),
         }
     }
@@ -73,6 +76,11 @@ impl States {
             self.states.drain(..place);
             (self.keeping, self.named, self.midway) = (false, false, false);
         }
+    }
+
+    /// Returns whether an end of a packet may be cut off.
+    fn is_cut_off(&self, packet: &Packet) -> bool {
+        self.refused[Family::of(packet.from) as usize]
     }
 
     fn all(&self) -> Answers {
@@ -150,7 +158,11 @@ impl Ledger {
 
     /// Notes that a kernel has lost everything.
     pub(crate) fn rebooted(&mut self, node: u8) {
-        self.agents[usize::from(node)].states = States::default();
+        let states = &mut self.agents[usize::from(node)].states;
+        *states = States {
+            refused: states.refused,
+            ..States::default()
+        };
     }
 
     /// Notes that another program changes a family's table after so many changes of the agent.
@@ -158,6 +170,16 @@ impl Ledger {
         let states = &mut self.agents[usize::from(node)].states;
         let disturbed = &mut states.disturbed[family as usize];
         *disturbed = (*disturbed).max(Some(after));
+    }
+
+    /// Notes that a kernel refuses elements of a family.
+    pub(crate) fn refused(&mut self, node: u8, family: Family) {
+        self.agents[usize::from(node)].states.refused[family as usize] = true;
+    }
+
+    /// Returns whether a node may have cut an end of a packet off.
+    pub(crate) fn is_cut_off(&self, node: u8, packet: &Packet) -> bool {
+        self.agents[usize::from(node)].states.is_cut_off(packet)
     }
 
     /// Notes that an agent died in the midst of a change.
@@ -204,6 +226,7 @@ impl Ledger {
         }
         let damaged = states.disturbed.iter().zip([v4, v6]).filter(|(known, _)| known.is_some());
         let all = damaged.fold(all, |all, (_, either)| all | either);
+        let all = all.or_dropped(packets, |packet| states.is_cut_off(packet));
         let Some((packet, passes)) = all.wrong(passing, packets) else {
             return;
         };
