@@ -186,6 +186,11 @@ fn remove_and_log(task: TakeOver, before: &Stage, returns: &mut u8) -> Stage {
     let waits = !matches!(used, Ok(None));
     let leftovers = if waits { find_sparing(serving) } else { find(serving) };
     if !leftovers.is_empty() {
+        // The search took a while. A kube-proxy that has started meanwhile may have read what is there, and would not write
+        // it again.
+        if let Some(competing_proxy) = running(task.ports) {
+            return Stage::Beside(competing_proxy);
+        }
         *returns = returns.saturating_add(u8::from(*before == Stage::Done));
         if *returns > MOST_RETURNS {
             return Stage::Stays(format!(
