@@ -14,7 +14,7 @@ async fn a_snapshot_and_deltas_are_applied_and_reported() {
     let mut server = rig.opened().await;
     let hello = &server.hello;
     assert_eq!((&*hello.node_name, &*hello.backend), ("n1", "noop"));
-    assert_eq!((hello.protocol_version, hello.capabilities), (1, 123));
+    assert_eq!((hello.protocol_version, hello.capabilities), (1, 251));
     assert_eq!(hello.resume, None);
     server.welcome(EPOCH);
     let first = server.report(|_| true).await;
