@@ -18,7 +18,7 @@ use kplane_model::{Family, ServiceKey};
 use crate::ledger::{Shared, Sides, lock};
 use crate::oracle::{self, Key, key, planned};
 use crate::plan::{Damage, Fault, Plan, TableFault};
-use crate::reference::Packet;
+use crate::reference::{Packet, random};
 use crate::truth::node_address;
 
 /// The kernel of one node. It outlives the agent.
@@ -116,9 +116,10 @@ impl Kernel {
             TableFault::Unread(times) => faults.failing_reads = times,
             TableFault::Contended(times) => faults.contended = times,
             TableFault::Refused(place) => {
-                let addresses = Packet::addresses(family_of(v6));
                 lock(&self.ledger).refused(self.node, family_of(v6));
-                faults.refused = Some(addresses[place % addresses.len()]);
+                let all = random::addresses().into_iter();
+                faults.refused =
+                    all.filter(|ip| Family::of(*ip) == family_of(v6)).cycle().nth(place);
             }
             TableFault::Broken => faults.broken = true,
             TableFault::None => {}

@@ -202,13 +202,6 @@ pub(crate) struct Packet {
 }
 
 impl Packet {
-    /// Returns the addresses of a family that Pods may have.
-    pub(crate) fn addresses(family: Family) -> Vec<IpAddr> {
-        let mut all = random::addresses();
-        all.retain(|ip| Family::of(*ip) == family);
-        all
-    }
-
     /// Returns all packets that make a difference.
     pub(crate) fn all() -> Vec<Self> {
         let kinds = [

@@ -500,8 +500,9 @@ impl World {
 /// Returns a packet that a node treats otherwise than NetworkPolicies say, if there is one.
 fn differs(agent: &Agent, policies: &Cluster) -> Option<String> {
     Packet::all().chunks(64).find_map(|packets| {
-        let answers = policies.answers(agent.node, packets);
-        let answers = answers.or_dropped(packets, |packet| agent.kernel.is_cut_off(packet));
+        let answers = policies
+            .answers(agent.node, packets)
+            .or_dropped(packets, |packet| agent.kernel.is_cut_off(packet));
         let (packet, passes) = answers.wrong(agent.kernel.passing(packets), packets)?;
         let does = if passes { "passes" } else { "drops" };
         Some(format!("n{} {does} {packet}", agent.node))

@@ -225,8 +225,9 @@ impl Ledger {
             }
         }
         let damaged = states.disturbed.iter().zip([v4, v6]).filter(|(known, _)| known.is_some());
-        let all = damaged.fold(all, |all, (_, either)| all | either);
-        let all = all.or_dropped(packets, |packet| states.is_cut_off(packet));
+        let all = damaged
+            .fold(all, |all, (_, either)| all | either)
+            .or_dropped(packets, |packet| states.is_cut_off(packet));
         let Some((packet, passes)) = all.wrong(passing, packets) else {
             return;
         };
