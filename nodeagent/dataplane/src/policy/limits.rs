@@ -14,9 +14,8 @@ impl Content {
     /// and those about which the kernel refuses something.
     pub(super) fn keep_limits(&mut self) {
         let mut left = self.limits.node;
-        let refused = self.refused.certain().map(|(pod, _)| pod.clone());
-        let mut cut_off: BTreeSet<PodName> =
-            refused.filter(|pod| self.objects.pods.contains_key(pod)).collect();
+        let refused = self.refused.certain().filter(|pod| self.objects.pods.contains_key(*pod));
+        let mut cut_off: BTreeSet<PodName> = refused.cloned().collect();
         for (pod, weight) in &self.weights {
             match left.checked_sub(*weight) {
                 Some(rest) if *weight <= self.limits.pod => left = rest,

@@ -20,14 +20,12 @@ struct Refusal {
 }
 
 impl RefusedPods {
-    /// Returns the Pods that are cut off, and why.
-    pub(super) fn certain(&self) -> impl Iterator<Item = (&PodName, &str)> {
-        self.0
-            .iter()
-            .filter(|(_, refusal)| refusal.times >= CERTAIN)
-            .map(|(pod, refusal)| (pod, refusal.reason.as_str()))
+    /// Returns the Pods that are cut off.
+    pub(super) fn certain(&self) -> impl Iterator<Item = &PodName> {
+        self.0.keys().filter(|pod| self.reason(pod).is_some())
     }
 
+    /// Returns why a Pod is cut off, if it is.
     pub(super) fn reason(&self, pod: &PodName) -> Option<&str> {
         let refusal = self.0.get(pod).filter(|refusal| refusal.times >= CERTAIN)?;
         Some(&refusal.reason)

@@ -89,6 +89,12 @@ impl PolicySide {
         suspects: &mut Suspects,
         change: PolicyChange<'_>,
     ) -> Result<PolicyApplied, ApplyError> {
+        if change.complete && !self.rest.is_empty() {
+            self.table = TableState::Unknown;
+            self.rest.clear();
+        }
+        // What fails there is noted there.
+        self.finish()?;
         let begun = self.begin_once(tables, suspects, change);
         self.note(begun)
     }
@@ -109,11 +115,6 @@ impl PolicySide {
         suspects: &mut Suspects,
         change: PolicyChange<'_>,
     ) -> Result<PolicyApplied, ApplyError> {
-        if change.complete && !self.rest.is_empty() {
-            self.table = TableState::Unknown;
-            self.rest.clear();
-        }
-        self.finish()?;
         self.part = tables.part().unwrap_or(PART);
         let started = Instant::now();
         let mut table = std::mem::replace(&mut self.table, TableState::Unknown);
