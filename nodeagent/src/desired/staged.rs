@@ -12,7 +12,7 @@ use kplane_proto::v1 as pb;
 #[derive(Clone, Debug)]
 pub struct Change(ReadChange);
 
-/// What a change says.
+/// The content of a change.
 #[derive(Clone, Debug)]
 enum ReadChange {
     /// A new object, or `None` for one that is gone.

@@ -80,7 +80,7 @@ struct Published {
     missing: BTreeSet<u8>,
     /// `None` until everything is listed that NetworkPolicies are about.
     verdicts: Option<Verdicts>,
-    /// What nodes do until then that know none.
+    /// The verdicts until then of nodes that know no NetworkPolicies.
     unread: Option<Verdicts>,
 }
 
@@ -116,7 +116,8 @@ struct Notes {
     has_policies: bool,
     /// A control plane has told the process whether there are some.
     is_told: bool,
-    /// What the kernel may have at positions that say nothing of NetworkPolicies, and whether that was beside others.
+    /// The verdicts that the kernel may have at positions without a word of NetworkPolicies, and whether others were beside
+    /// them.
     kept: BTreeMap<Position, (Answers, bool)>,
 }
 

@@ -94,7 +94,7 @@ impl Ways {
     pub(in super::super) async fn judge(
         self,
         index: &IndexHandle,
-        may_judge: bool,
+        may_judge: impl Future<Output = bool>,
         explanation: &mut pb::Explanation,
     ) -> Result<Option<&'static str>, Status> {
         if self.ways.is_empty() {
@@ -105,7 +105,8 @@ impl Ways {
         let Some(judged) = judged.await? else {
             return Ok(None);
         };
-        if may_judge {
+        // Asked only where there is something to judge.
+        if may_judge.await {
             judged.tell(all, explanation);
         } else {
             let text =

@@ -25,10 +25,13 @@ impl StatusServer {
         request: Request<pb::ExplainRequest>,
         tries: bool,
     ) -> Result<pb::TryResponse, Status> {
-        let may_judge = match request.extensions().get::<Caller>() {
-            Some(caller) => caller.may(&Right::ReadPolicies).await.is_ok(),
-            // The request comes from this process.
-            None => true,
+        let caller = request.extensions().get::<Caller>().cloned();
+        let may_judge = async {
+            match caller {
+                Some(caller) => caller.may(&Right::ReadPolicies).await.is_ok(),
+                // The request comes from this process.
+                None => true,
+            }
         };
         let mut request = request.into_inner();
         let name = ServiceName::new(&request.namespace, &request.name);

@@ -531,7 +531,7 @@ async fn a_packet_that_policies_deny_does_not_arrive_and_the_nearest_rule_says_w
     );
 }
 
-/// Who may reach whom is no status: a caller who may not read it learns it from no answer.
+/// A caller who may not read who may reach whom learns it from no answer.
 #[tokio::test]
 async fn a_caller_without_the_right_learns_nothing_of_policies_from_the_fate_of_a_packet() {
     let hub = hub_of(true, with_service(cluster())).await;

@@ -81,7 +81,7 @@ struct MemoryState {
     /// The machine's own addresses, besides loopback.
     own: BTreeSet<IpAddr>,
     tables: BTreeMap<OneTable, HeldTable>,
-    /// What another program keeps of them.
+    /// The copies of them that another program keeps.
     copies: BTreeMap<OneTable, HeldTable>,
     faults: BTreeMap<OneTable, TableFaults>,
     /// Most elements in one transaction.

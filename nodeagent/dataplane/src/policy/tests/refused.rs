@@ -81,7 +81,7 @@ fn a_pod_about_which_the_kernel_refuses_something_is_cut_off_and_nobody_else() {
     );
 }
 
-/// What the kernel refuses once is no reason to cut anything off.
+/// A Pod about which the kernel refuses something once is not cut off.
 #[test]
 fn a_refusal_that_passes_cuts_nothing_off() {
     let kernel = MemoryKernel::new([]);
