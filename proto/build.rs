@@ -25,6 +25,10 @@ fn main() -> Result<(), Box<dyn Error>> {
     let descriptors = compiler.file_descriptor_set();
     // gRPC reflection serves these descriptors.
     std::fs::write(out.join("descriptors.bin"), descriptors.encode_to_vec())?;
+    std::fs::write(
+        out.join("declared.bin"),
+        compiler.encode_file_descriptor_set(),
+    )?;
     std::fs::write(out.join("rights.rs"), rights(&compiler.descriptor_pool())?)?;
     tonic_prost_build::configure()
         .bytes(".kplane.v1.Update")

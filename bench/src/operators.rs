@@ -26,7 +26,7 @@ use tonic::transport::{Channel, Endpoint};
 
 const NODES: usize = 5_000;
 const SERVICES: usize = 10_000;
-/// Connections of each node to the Service of which `kpctl flows` asks: 100,000 in all.
+/// Connections of each node to the Service of which `kpctl get flows` asks: 100,000 in all.
 const CONNECTIONS: usize = 20;
 /// Services of the largest cluster that kube-proxy's users report.
 const MANY_SERVICES: usize = 17_000;

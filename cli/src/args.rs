@@ -1,6 +1,5 @@
 //! The command line, parsed and validated: its values can be used without further checks.
 
-pub(crate) mod affinity;
 pub(crate) mod check;
 mod connection;
 pub(crate) mod drops;
@@ -8,6 +7,7 @@ pub(crate) mod flows;
 mod freeze;
 pub(crate) mod graph;
 mod help;
+mod kinds;
 mod lists;
 pub(crate) mod migrate;
 mod names;
@@ -19,6 +19,7 @@ pub(crate) mod uninstall;
 mod wait;
 pub(crate) mod why;
 
+use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -31,6 +32,7 @@ use jiff::SignedDuration;
 pub(crate) use connection::{Identity, KUBECONFIG, Place, STATUS_PORT, Server};
 pub(crate) use freeze::FreezeArgs;
 pub(crate) use help::command;
+pub(crate) use kinds::{FirstWord, KindArgs};
 pub(crate) use lists::{
     DescribeCommand, GetCommand, ListArgs, NodesArgs, PoliciesArgs, ProxiedArgs, RowArgs,
 };
@@ -45,7 +47,7 @@ use self::graph::GraphArgs;
 use self::migrate::MigrateCommand;
 use self::page::PageArgs;
 use self::probe::ProbeArgs;
-use self::record::{BundleArgs, DiffArgs, EventsArgs, HistoryArgs};
+use self::record::{BundleArgs, DiffArgs, HistoryArgs};
 use self::uninstall::UninstallArgs;
 use crate::output::{Extent, Format};
 
@@ -65,7 +67,7 @@ const PROBE: Duration = Duration::from_secs(30);
 const GOAL: Duration = Duration::from_secs(60);
 
 /// Commands that need the API server of a cluster as well as the control plane, whose address may be given besides.
-const BOTH: [&str; 5] = ["migrate", "check", "uninstall", "why", "drain-status"];
+const BOTH: [&str; 4] = ["migrate", "check", "uninstall", "why"];
 
 /// Heading of options that have no other one.
 const GLOBAL: &str = "Global options";
@@ -85,7 +87,7 @@ How the control plane is found:
 Exit codes:
   0  done            3  status --check: nodes not in sync, or errors in the input
   1  server error    4  approve, migrate, uninstall: not approved
-                     6  drops, flows, graph, get affinity|proxied, probe: a node did not answer
+                     6  get drops|flows|graph|affinity|proxied, probe: a node did not answer
   2  wrong usage     1  wait: the goal was not reached in time; migrate: stopped; check: bad
                      2  check: something could not be checked
 
@@ -138,7 +140,7 @@ impl Options {
         } else if matches.subcommand_name() == Some("probe") {
             self.timeout = PROBE;
         }
-        if matches!(matches.subcommand_name(), Some("wait" | "drain-status")) {
+        if matches.subcommand_name() == Some("wait") {
             // The time until the goal is no time to wait for an answer.
             self.timeout = self.timeout.min(ANSWER);
         }
@@ -177,7 +179,7 @@ Examples:
   kpctl status -o json | jq '.nodes[] | select(.state != \"InSync\") | .name'"
     )]
     Status(StatusArgs),
-    /// List Services, endpoints, nodes or NetworkPolicies
+    /// List objects of a kind: Services, endpoints, nodes, policies, connections, events
     #[command(
         subcommand,
         after_help = "\
@@ -188,6 +190,7 @@ Examples:
   kpctl get nodes -o wide -w
   kpctl get nodes -o name
   kpctl get policies -n shop
+  kpctl get flows shop/web
   kpctl get svc -o jsonpath='{range .items[*]}{.namespace}/{.name}{\"\\n\"}{end}'"
     )]
     Get(GetCommand),
@@ -204,22 +207,17 @@ Examples:
     #[command(after_help = why::HELP)]
     Why(WhyArgs),
     /// Show which Pods have connections that NetworkPolicies denied, or follow them
-    #[command(after_help = drops::HELP)]
+    #[command(hide = true, after_help = drops::HELP)]
     Drops(DropsArgs),
     /// Show who is connected to a Service, on all nodes
-    #[command(after_help = flows::HELP)]
+    #[command(hide = true, after_help = flows::HELP)]
     Flows(FlowsArgs),
     /// Show who talked to whom through Services in the last hour, and how many connections failed
-    #[command(after_help = graph::HELP)]
+    #[command(hide = true, after_help = graph::HELP)]
     Graph(GraphArgs),
-    /// Show the latest Pods that waited to end, for how long, and which nodes did not confirm
-    #[command(after_help = "\
-A Pod's preStop hook waits until no kernel leads to the Pod any more (docs/rolling-updates.md).
-
-Examples:
-  kpctl drain-status
-  kpctl drain-status -o json | jq '.departures[] | select(.outcome != \"Gone\")'")]
-    DrainStatus,
+    /// A kind of `get`.
+    #[command(flatten)]
+    Listed(FirstWord),
     /// Let every node connect to a Service through its own data path, and say what came back
     #[command(after_help = probe::HELP)]
     Probe(ProbeArgs),
@@ -272,15 +270,6 @@ Examples:
   kpctl diff node/node-1
   kpctl diff node/node-1 -o json | jq '.services[].name'")]
     Diff(DiffArgs),
-    /// Show what the control plane noticed: nodes lost and back, problems, repairs
-    #[command(after_help = "\
-The record is in the memory of each replica, for the nodes that it serves.
-
-Examples:
-  kpctl events
-  kpctl events --watch
-  kpctl events -o json | jq '.events[] | select(.event == \"NodeLost\")'")]
-    Events(EventsArgs),
     /// Collect what the control plane knows into one file, for a report of an incident
     #[command(after_help = "\
 The file has what `status`, `get`, `history`, `events` and `version` show with -o json,
@@ -363,10 +352,13 @@ Examples:
         shell: Shell,
     },
     /// Write the manual pages of all commands into a directory
-    #[command(after_help = "\
+    #[command(
+        hide = true,
+        after_help = "\
 Examples:
   kpctl man /usr/local/share/man/man1
-  man kpctl-describe-service")]
+  man kpctl-describe-service"
+    )]
     Man {
         /// The directory, which is made if it does not exist
         directory: PathBuf,
@@ -397,7 +389,9 @@ impl Cli {
     /// Parses the command line. Exits for `--help`, and with code 2 for a wrong command line.
     pub(crate) fn from_command_line(called: &str) -> Self {
         let program = named(called);
-        let parsed = command(program).try_get_matches();
+        let definition = command(program);
+        let words = spread(&definition, std::env::args_os().collect());
+        let parsed = definition.try_get_matches_from(words);
         let cli = parsed.and_then(|matches| {
             let mut cli = Self::from_arg_matches(&matches)?;
             cli.options.complete(&matches)?;
@@ -417,6 +411,9 @@ impl Cli {
             Command::Get(GetCommand::Services(args) | GetCommand::Endpoints(args)) => &args.rows,
             Command::Get(GetCommand::Nodes(args)) => &args.rows,
             Command::Get(GetCommand::Policies(args)) => &args.rows,
+            Command::Get(GetCommand::Declared(args)) | Command::Listed(FirstWord(args)) => {
+                &args.rows
+            }
             command => {
                 let all = match command {
                     Command::Status(args) => args.all,
@@ -453,6 +450,24 @@ fn named(called: &str) -> &'static str {
 /// Returns the name that the user types for this program.
 pub(crate) fn program() -> &'static str {
     named(&called())
+}
+
+/// Splits KIND/NAME behind `get` and `describe`, as -o name prints it, into two words.
+fn spread(definition: &clap::Command, mut words: Vec<OsString>) -> Vec<OsString> {
+    let of = |word: &OsString| {
+        let name = word.to_str().filter(|word| ["get", "describe"].contains(word))?;
+        definition.find_subcommand(name)
+    };
+    let found = words.iter().enumerate().find_map(|(at, word)| Some((at + 1, of(word)?)));
+    let split = found.and_then(|(at, command)| {
+        let (kind, name) = words.get(at)?.to_str()?.split_once('/')?;
+        command.find_subcommand(kind)?;
+        Some((at, [kind, name].map(OsString::from)))
+    });
+    if let Some((at, both)) = split {
+        words.splice(at..=at, both);
+    }
+    words
 }
 
 /// Returns an error in the command line, with the hint to `--help`.

@@ -1,6 +1,7 @@
 //! The client of `StatusService`.
 
 mod error;
+mod listings;
 mod questions;
 mod record;
 mod streams;
@@ -310,12 +311,6 @@ impl Client {
     ) -> Result<pb::FreezeResponse, Error> {
         let mut stub = self.stub.clone();
         self.ask(stub.freeze(request)).await
-    }
-
-    /// Returns the latest publications.
-    pub(crate) async fn history(&self) -> Result<pb::History, Error> {
-        let mut stub = self.stub.clone();
-        self.ask(stub.get_history(pb::GetHistoryRequest {})).await
     }
 
     /// Waits for an answer up to the timeout.

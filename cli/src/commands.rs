@@ -1,14 +1,13 @@
 //! The commands, one function each: ask the control plane, show the answer, return a verdict.
 
-mod affinity;
 mod bundle;
 mod check;
 mod describe;
-mod drain;
 mod drops;
 mod flows;
 mod get;
 mod graph;
+mod listing;
 mod migrate;
 mod page;
 mod probe;
@@ -24,7 +23,9 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use crate::args::{self, Checked, Cli, Command, DescribeCommand, FreezeArgs, StatusArgs, WaitArgs};
+use crate::args::{
+    self, Checked, Cli, Command, DescribeCommand, FreezeArgs, RowArgs, StatusArgs, WaitArgs,
+};
 use crate::client::{self, Client};
 use crate::complete;
 use crate::connection::Route;
@@ -32,13 +33,13 @@ use crate::failure::Failure;
 use crate::output::Output;
 use crate::wait::Waiter;
 use crate::watch;
-use kplane_view::View;
 use kplane_view::approve::ApprovalView;
 use kplane_view::fleet::FleetView;
 use kplane_view::freeze::FreezeView;
 use kplane_view::node::NodeDescriptionView;
 use kplane_view::version::VersionView;
 use kplane_view::wait::WaitView;
+use kplane_view::{List, View};
 
 /// Time after which a person at a terminal hears what takes so long.
 const PATIENCE: Duration = Duration::from_secs(1);
@@ -95,7 +96,7 @@ pub(crate) async fn run(cli: Cli) -> Result<Verdict, Failure> {
             node_of(&cli, node).await?;
             Ok(Verdict::Done)
         }
-        Command::DrainStatus => drain::run(&cli).await,
+        Command::Listed(args::FirstWord(args)) => listing::run(&cli, args).await,
         Command::Probe(args) => probe::run(&cli, args).await,
         Command::Wait(args) => wait(&cli, args).await,
         Command::Approve { yes } => approve(&cli, *yes).await,
@@ -103,7 +104,6 @@ pub(crate) async fn run(cli: Cli) -> Result<Verdict, Failure> {
         Command::Thaw(args) => freeze(&cli, args, true).await,
         Command::History(args) => record::history(&cli, args).await,
         Command::Diff(args) => record::diff(&cli, args).await,
-        Command::Events(args) => record::events(&cli, args).await,
         Command::Bundle(args) => bundle::run(&cli, args).await,
         Command::Page(args) => page::run(&cli, args).await,
         Command::Check(args) => check::run(&cli, args).await,
@@ -269,4 +269,12 @@ fn output(cli: &Cli, watch: bool) -> Output<io::Stdout> {
 fn show<V: View>(cli: &Cli, view: &V) -> Result<Verdict, Failure> {
     output(cli, false).show(view)?;
     Ok(Verdict::Done)
+}
+
+/// Returns a list in the order of `--sort-by`.
+fn sorted<V: List>(mut view: V, rows: &RowArgs) -> Result<V, Failure> {
+    if let Some(path) = &rows.sort_by {
+        path.sort(view.items()).map_err(Failure::Refused)?;
+    }
+    Ok(view)
 }

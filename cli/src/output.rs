@@ -94,7 +94,7 @@ impl Default for Extent {
 const NO_NAMES: &str = "the result is no list of names: use -o name with get and status";
 
 /// The error for `-o dot` of views that are no graphs.
-const NO_GRAPH: &str = "-o dot is for kpctl graph; other results are no graphs";
+const NO_GRAPH: &str = "-o dot is for kpctl get graph; other results are no graphs";
 
 /// A terminal's size, in columns and lines.
 type Size = (usize, usize);
@@ -183,6 +183,11 @@ impl<W: Write> Output<W> {
     /// Sets what tables leave out.
     pub(crate) fn with(self, extent: Extent) -> Self {
         Self { extent, ..self }
+    }
+
+    /// Sets what the next tables leave out.
+    pub(crate) fn set(&mut self, extent: Extent) {
+        self.extent = extent;
     }
 
     /// Returns whether each result is drawn over the previous one.

@@ -31,6 +31,9 @@ pub mod v1 {
 
     /// Encoded file descriptors of this package, for gRPC reflection.
     pub const DESCRIPTORS: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/descriptors.bin"));
+
+    /// The same with the options that methods and fields declare.
+    pub const DECLARED: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/declared.bin"));
 }
 
 /// The services between kplane's own programs, which no tool can use.

@@ -1,4 +1,4 @@
-//! Packets that NetworkPolicies denied: counts by Pod, and samples.
+//! Samples of packets that NetworkPolicies denied.
 
 use kplane_model::Protocol;
 use kplane_proto::v1::{self as pb, PolicyDirection};
@@ -7,90 +7,15 @@ use serde::Serialize;
 use super::View;
 use super::silent::AskedView;
 use crate::style::{Canvas, Tone};
-use crate::table::{Column, Table};
 use crate::text::{Span, grouped, paragraph};
 use crate::time::Time;
-use crate::wire::{FromWire, known, known_name, view_of};
-
-view_of! {
-    /// The denied packets of a Pod in one direction.
-    pub(crate) struct DroppedPodView: DroppedPod {
-        /// NAMESPACE/NAME; `null` = the control plane does not know it any more.
-        pod: Option<String>,
-        address: String,
-        node: String,
-        #[serde(serialize_with = "known_name")]
-        direction: PolicyDirection => known,
-        packets: u64,
-    }
-}
-
-/// The view of `kpctl drops`.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "camelCase")]
-pub struct DropsView {
-    api_version: &'static str,
-    kind: &'static str,
-    /// The largest counts first.
-    pods: Vec<DroppedPodView>,
-    pods_omitted: u64,
-    #[serde(flatten)]
-    asked: AskedView,
-}
-
-impl From<pb::DropsAnswer> for DropsView {
-    fn from(mut answer: pb::DropsAnswer) -> Self {
-        Self {
-            api_version: super::API_VERSION,
-            kind: "Drops",
-            asked: FromWire::from_wire(&mut answer),
-            pods: FromWire::from_wire(answer.pods),
-            pods_omitted: answer.more,
-        }
-    }
-}
-
-impl DropsView {
-    /// Returns whether all nodes answered.
-    pub fn is_complete(&self) -> bool {
-        self.asked.is_complete()
-    }
-}
+use crate::wire::{FromWire, known_name};
 
 fn shown(direction: PolicyDirection) -> &'static str {
     match direction {
         PolicyDirection::Ingress => "ingress",
         PolicyDirection::Egress => "egress",
         PolicyDirection::Unspecified => "unknown",
-    }
-}
-
-impl View for DropsView {
-    fn text(&self, canvas: &Canvas) -> String {
-        let mut out = if self.pods.is_empty() {
-            let text = format!("No packet of a Pod was denied; {}.", self.asked.summary());
-            paragraph(&Span::plain(text), canvas, 0)
-        } else {
-            Table::new(&self.pods)
-                .column(Column::new("POD").elastic(16), |of| {
-                    let unknown = || format!("unknown ({})", of.address);
-                    Span::plain(of.pod.clone().unwrap_or_else(unknown))
-                })
-                .text(Column::new("DIRECTION"), |of| shown(of.direction))
-                .text(Column::new("PACKETS"), |of| grouped(of.packets))
-                .text(Column::new("NODE").elastic(12), |of| &of.node)
-                .text(Column::wide("ADDRESS"), |of| &of.address)
-                .render(canvas)
-        };
-        if self.pods_omitted > 0 {
-            let text = format!(
-                "{} more are not listed: -n asks for fewer",
-                grouped(self.pods_omitted)
-            );
-            out.push_str(&paragraph(&Span::new(text, Tone::Warn), canvas, 0));
-        }
-        out.push_str(&self.asked.text(canvas));
-        out
     }
 }
 
@@ -165,7 +90,7 @@ impl PacketView {
     }
 }
 
-/// The view of what `kpctl drops --follow` has new.
+/// The view of what `kpctl get drops --follow` has new.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct FollowedView {
@@ -232,7 +157,7 @@ impl View for FollowedView {
 
 #[cfg(test)]
 mod tests {
-    use super::super::testing::{has, table, wide, words};
+    use super::super::testing::{has, words};
     use super::*;
 
     fn answered(asked: u64, answered: u64) -> pb::DropsAnswer {
@@ -241,44 +166,6 @@ mod tests {
             answered,
             ..pb::DropsAnswer::default()
         }
-    }
-
-    fn pod(pod: &str, packets: u64) -> pb::DroppedPod {
-        pb::DroppedPod {
-            pod: pod.to_owned(),
-            address: "10.244.1.7".to_owned(),
-            node: "n1".to_owned(),
-            direction: PolicyDirection::Ingress.into(),
-            packets,
-        }
-    }
-
-    #[test]
-    fn pods_are_listed_with_their_counts_and_gone_ones_by_address() {
-        let view = DropsView::from(pb::DropsAnswer {
-            pods: vec![pod("shop/db-0", 12_345), pod("", 3)],
-            more: 7,
-            ..answered(2, 2)
-        });
-        let text = table(&view);
-        for part in [
-            "POD                   DIRECTION  PACKETS  NODE\n",
-            "shop/db-0             ingress    12,345   n1\n",
-            "unknown (10.244.1.7)  ingress    3        n1\n",
-            "7 more are not listed",
-        ] {
-            has(&text, part);
-        }
-        assert!(view.is_complete() && wide(&view).contains("ADDRESS"));
-        let json = serde_json::to_value(&view).unwrap();
-        assert_eq!(json["pods"][0]["direction"], "Ingress");
-        assert_eq!(json["pods"][1]["pod"], serde_json::Value::Null);
-        let nothing = DropsView::from(answered(3, 2));
-        has(
-            &table(&nothing),
-            "No packet of a Pod was denied; 2 of 3 nodes answered.",
-        );
-        assert!(!nothing.is_complete());
     }
 
     fn packet(isolating: &[&str]) -> pb::DroppedPacket {

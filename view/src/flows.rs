@@ -1,4 +1,4 @@
-//! Who is connected to a Service: what `kpctl flows` shows.
+//! Who is connected to a Service: what `kpctl get flows` shows.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -88,7 +88,7 @@ impl FromWire<pb::NodeFlow> for FlowView {
 }
 
 view_of! {
-    /// The view of `kpctl flows`.
+    /// The view of `kpctl get flows`.
     pub struct FlowsView: FlowsAnswer as "Flows" {
         namespace: String = _,
         name: String = _,
@@ -169,7 +169,7 @@ impl FlowsView {
         } else {
             format!(
                 "Short connections may be over before a question: -w asks again every 2 s. kpctl probe {of} lets all nodes \
-                 connect. Connections to a Pod's own address are not of the Service: kpctl drain-status {of} --all counts them."
+                 connect. Connections to a Pod's own address are not of the Service: kpctl get departures {of} --all counts them."
             )
         };
         format!("No client is connected; {answered}. {next}")

@@ -1,4 +1,4 @@
-//! Who talked to whom through Services: what `kpctl graph` shows.
+//! Who talked to whom through Services: what `kpctl get graph` shows.
 
 mod dot;
 mod model;
@@ -62,7 +62,7 @@ view_of! {
         lost: u64,
     }
 
-    /// The view of `kpctl graph`.
+    /// The view of `kpctl get graph`.
     pub struct GraphView: GraphAnswer as "Graph" {
         /// What was asked for; `null` or empty = all.
         namespace: Option<String> = _,

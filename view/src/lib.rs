@@ -4,17 +4,15 @@
 //! change. Every field is always present, and unknown values are `null`. Times are RFC 3339, and
 //! other units are in the name. `cli/README.md` lists the fields. `view_of!` defines the view of one message.
 
-pub mod affinity;
 pub mod approve;
 pub mod bundle;
 pub mod changes;
 pub mod convergence;
-pub mod departures;
+pub mod declared;
 pub mod describe;
 pub mod diff;
 pub mod drops;
 pub mod endpoints;
-pub mod events;
 pub mod findings;
 pub mod fleet;
 pub mod flows;
@@ -22,7 +20,6 @@ mod fold;
 pub mod freeze;
 pub mod goal;
 pub mod graph;
-pub mod history;
 mod next;
 pub mod node;
 pub mod nodes;

@@ -1,4 +1,4 @@
-//! The arguments of `kpctl drops`.
+//! The arguments of `kpctl get drops`.
 
 use std::time::Duration;
 
@@ -20,10 +20,10 @@ logs up to 50 packets a second for each family and direction. It ends that 10 se
 question. Needs the right to create /kplane/samples.
 
 Examples:
-  kpctl drops                          which Pods have denied connections?
-  kpctl drops -n shop
-  kpctl drops --follow --pod shop/db-0
-  kpctl drops --follow --for 1h -o json
+  kpctl get drops                          which Pods have denied connections?
+  kpctl get drops -n shop
+  kpctl get drops --follow --pod shop/db-0
+  kpctl get drops --follow --for 1h -o json
 
 Exit codes: 0 all nodes answered, 6 some did not";
 

@@ -1,4 +1,4 @@
-//! The arguments of `kpctl flows`.
+//! The arguments of `kpctl get flows`.
 
 use clap::Args;
 use kplane_model::{ServiceName, parse_ip};
@@ -18,12 +18,12 @@ STATE: established; handshake = not established yet; unreplied = nothing came ba
 closing = one side has closed.
 
 Examples:
-  kpctl flows shop/web                          who is connected?
-  kpctl flows service/shop/web -w               the same, every 2 s
-  kpctl flows shop/web --from pod/shop/cart-1
-  kpctl flows shop/web --from outside --node node-1
-  kpctl flows shop/web --to pod/shop/web-1 -o wide
-  kpctl flows shop/web -o json | jq '.flows[] | select(.unreplied > 0) | .endpoint'
+  kpctl get flows shop/web                          who is connected?
+  kpctl get flows service/shop/web -w               the same, every 2 s
+  kpctl get flows shop/web --from pod/shop/cart-1
+  kpctl get flows shop/web --from outside --node node-1
+  kpctl get flows shop/web --to pod/shop/web-1 -o wide
+  kpctl get flows shop/web -o json | jq '.flows[] | select(.unreplied > 0) | .endpoint'
 
 Exit codes: 0 all nodes answered, 6 a node did not";
 

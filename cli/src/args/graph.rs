@@ -1,4 +1,4 @@
-//! The arguments of `kpctl graph`.
+//! The arguments of `kpctl get graph`.
 
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ const LONGEST: Duration = Duration::from_secs(3_600);
 pub(super) const HELP: &str = "\
 Agents with the option --flows (in the chart agent.flows) remember for an hour which connections their
 nodes' rules led from clients through Services to endpoints. Each line is one client, port and endpoint, on
-all nodes. Clients are named as in `kpctl flows`; a Pod is named if nodes enforce NetworkPolicies. Not
+all nodes. Clients are named as in `kpctl get flows`; a Pod is named if nodes enforce NetworkPolicies. Not
 counted: connections to a Pod's own address, those that rules refuse for lack of an endpoint, and mode
 ipvs. Needs the right to get /kplane/clients.
 
@@ -26,11 +26,11 @@ ended, where net.netfilter.nf_conntrack_acct is 1. RESET (-o wide): established,
 Times are rounded up to minutes, and to tens of minutes beyond ten.
 
 Examples:
-  kpctl graph                                   all Services, in the last hour
-  kpctl graph -n shop --since 10m
-  kpctl graph shop/web service/shop/api -o wide
-  kpctl graph -o dot | dot -Tsvg > graph.svg    needs Graphviz
-  kpctl graph -o json | jq '.edges[] | select(.failed > 0) | .clientName'
+  kpctl get graph                                   all Services, in the last hour
+  kpctl get graph -n shop --since 10m
+  kpctl get graph shop/web service/shop/api -o wide
+  kpctl get graph -o dot | dot -Tsvg > graph.svg    needs Graphviz
+  kpctl get graph -o json | jq '.edges[] | select(.failed > 0) | .clientName'
 
 Exit codes: 0 all nodes answered, 6 a node did not, or does not count";
 

@@ -7,7 +7,10 @@ use kplane_model::{PolicyName, ServiceName};
 
 pub(crate) use self::proxied::ProxiedArgs;
 use super::WatchArgs;
-use super::affinity::AffinityArgs;
+use super::drops::DropsArgs;
+use super::flows::FlowsArgs;
+use super::graph::GraphArgs;
+use super::kinds::KindArgs;
 use super::names::{node_name, policy_name, service_name};
 use crate::jsonpath::Path;
 use kplane_view::nodes::NodeStateView;
@@ -81,12 +84,21 @@ Examples:
   kpctl get policies -o name"
     )]
     Policies(PoliciesArgs),
-    /// Clients that session affinity remembers, asked of the nodes
-    #[command(after_help = super::affinity::GET_HELP)]
-    Affinity(AffinityArgs),
+    /// Pods with connections that NetworkPolicies denied, or each packet as it is denied
+    #[command(after_help = super::drops::HELP)]
+    Drops(DropsArgs),
+    /// Who is connected to a Service, on all nodes
+    #[command(alias = "flow", after_help = super::flows::HELP)]
+    Flows(FlowsArgs),
+    /// Who talked to whom through Services in the last hour, and how many connections failed
+    #[command(after_help = super::graph::HELP)]
+    Graph(GraphArgs),
     /// Connections and endpoints of a Service in the userspace proxies, asked of the nodes
     #[command(after_help = proxied::HELP)]
     Proxied(ProxiedArgs),
+    /// A kind that the API declares.
+    #[command(flatten)]
+    Declared(KindArgs),
 }
 
 /// Options of lists of namespaced objects.
@@ -157,7 +169,7 @@ pub(crate) struct NodesArgs {
 }
 
 /// Options of the rows of a table.
-#[derive(Args, Clone, Debug)]
+#[derive(Args, Clone, Debug, Default)]
 pub(crate) struct RowArgs {
     /// No line with the titles of columns
     #[arg(long)]

@@ -1,4 +1,4 @@
-//! The arguments of the commands that read the control plane's record: `history service`, `diff` and `events`.
+//! The arguments of the commands that read the control plane's record: `history service` and `diff`.
 
 use std::path::PathBuf;
 
@@ -90,17 +90,6 @@ fn node_name(text: &str) -> Result<String, clap::Error> {
         return Err(error(ErrorKind::InvalidValue, "expected node/NAME"));
     }
     Ok(name.to_owned())
-}
-
-/// The part of the events to show.
-#[derive(Args, Debug)]
-pub(crate) struct EventsArgs {
-    /// Most events to show, the newest ones, 1000 at most
-    #[arg(long, value_name = "NUMBER", default_value = "100")]
-    pub(crate) limit: u32,
-    /// Go on with each new event until interrupted
-    #[arg(short, long)]
-    pub(crate) watch: bool,
 }
 
 /// What goes into a bundle.

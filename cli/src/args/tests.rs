@@ -140,3 +140,64 @@ fn each_example_is_one_that_kpctl_takes() {
     }
     visit(&command(PROGRAM));
 }
+
+#[test]
+fn a_kind_and_a_name_may_be_one_word() {
+    let spread = |line: &str| {
+        let words = line.split(' ').map(OsString::from).collect();
+        let spread = spread(&command(PROGRAM), words);
+        let text: Vec<_> = spread.into_iter().map(|word| word.into_string().unwrap()).collect();
+        text.join(" ")
+    };
+    for (line, expected) in [
+        (
+            "kpctl describe service/shop/web",
+            "kpctl describe service shop/web",
+        ),
+        ("kpctl -o json get node/n1", "kpctl -o json get node n1"),
+        ("kpctl get services shop/web", "kpctl get services shop/web"),
+        ("kpctl get shop/web", "kpctl get shop/web"),
+        ("kpctl why service/shop/web", "kpctl why service/shop/web"),
+    ] {
+        assert_eq!(spread(line), expected);
+    }
+}
+
+#[test]
+fn declared_kinds_are_words_of_get_and_first_words() {
+    let parse = |line: &str| {
+        let matches = command(PROGRAM).try_get_matches_from(line.split(' '));
+        matches
+            .and_then(|matches| Cli::from_arg_matches(&matches))
+            .map(|cli| cli.command)
+    };
+    for line in [
+        "kpctl get affinity web -n shop --client ::1",
+        "kpctl affinity shop/web --client ::1",
+    ] {
+        let (Command::Get(GetCommand::Declared(of)) | Command::Listed(FirstWord(of))) =
+            parse(line).unwrap()
+        else {
+            panic!("{line}");
+        };
+        let text = |field: &str| {
+            let value = of.request.get_field_by_name(field).unwrap();
+            value.as_str().unwrap().to_owned()
+        };
+        assert_eq!(
+            ["namespace", "name", "client", "node"].map(text),
+            ["shop", "web", "::1", ""]
+        );
+    }
+    for wrong in [
+        "kpctl get affinity",
+        "kpctl get affinity shop/web --client x",
+        "kpctl get events --limit x",
+    ] {
+        assert!(parse(wrong).is_err(), "{wrong}");
+    }
+    assert!(
+        parse("kpctl get events --watch --limit 7").is_ok()
+            && parse("kpctl get departures").is_ok()
+    );
+}

@@ -17,12 +17,6 @@ impl Client {
         self.known(name, answer).await
     }
 
-    /// Returns the latest Pods that waited to end.
-    pub(crate) async fn drain_status(&self) -> Result<pb::DrainStatus, Error> {
-        let mut stub = self.stub.clone();
-        self.ask(stub.get_drain_status(pb::DrainStatusRequest {})).await
-    }
-
     /// Returns who talked to whom.
     pub(crate) async fn graph(&self, request: pb::GraphRequest) -> Result<pb::GraphAnswer, Error> {
         let mut stub = self.stub.clone();
@@ -61,18 +55,13 @@ impl Client {
         self.ask(stub.describe_policy(request)).await
     }
 
-    /// Returns the packets that NetworkPolicies denied: counts, or samples for a follower.
-    pub(crate) async fn drops(
+    /// Returns packets that NetworkPolicies denied, for a follower.
+    pub(crate) async fn follow_drops(
         &self,
         request: pb::DropsRequest,
-        follow: bool,
     ) -> Result<pb::DropsAnswer, Error> {
         let mut stub = self.stub.clone();
-        if follow {
-            self.ask(stub.follow_drops(request)).await
-        } else {
-            self.ask(stub.get_drops(request)).await
-        }
+        self.ask(stub.follow_drops(request)).await
     }
 
     /// Returns what NetworkPolicies say to a connection.

@@ -35,15 +35,6 @@ impl Client {
         recorded(self.ask(stub.get_diff(request)).await)
     }
 
-    /// Returns what the control plane noticed.
-    pub(crate) async fn noticed(
-        &self,
-        request: pb::NoticedRequest,
-    ) -> Result<pb::NoticedList, Error> {
-        let mut stub = self.recorder.clone();
-        recorded(self.ask(stub.list_noticed(request)).await)
-    }
-
     /// Returns the metrics of the control plane, as text.
     pub(crate) async fn metrics(&self) -> Result<String, Error> {
         let mut stub = self.recorder.clone();

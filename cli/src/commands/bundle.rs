@@ -8,7 +8,7 @@ use kplane_model::ServiceName;
 use kplane_proto::v1 as pb;
 use serde::Serialize;
 
-use super::{Verdict, connect, show};
+use super::{Verdict, connect, listing, show};
 use crate::args::Cli;
 use crate::args::record::BundleArgs;
 use crate::bundle::{Addresses, Bundle};
@@ -16,21 +16,18 @@ use crate::client::{Client, Error};
 use crate::failure::Failure;
 use kplane_view::bundle::{BundleView, PartView};
 use kplane_view::changes::ServiceHistoryView;
+use kplane_view::declared::Listing;
 use kplane_view::describe::DescriptionView;
-use kplane_view::drops::DropsView;
 use kplane_view::endpoints::EndpointListView;
-use kplane_view::events::EventListView;
 use kplane_view::fleet::FleetView;
-use kplane_view::history::HistoryView;
 use kplane_view::policies::PolicyListView;
 use kplane_view::services::ServiceListView;
 use kplane_view::version::VersionView;
 
 /// Maximum number of Services that are described.
 const DESCRIBED: usize = 50;
-/// Number of changes of each of them, and of events.
+/// Number of changes of each of them.
 const CHANGES: u32 = 200;
-const EVENTS: u32 = 1_000;
 
 /// A bundle in progress.
 struct Collector {
@@ -126,22 +123,13 @@ async fn fleet(
     if !policies.as_ref().is_err_and(Error::is_precondition) {
         let view = policies.map(|policies| PolicyListView::new(policies, None));
         to.view("policies.json", view)?;
-        let drops = client.drops(pb::DropsRequest::default(), false).await;
-        to.view("drops.json", drops.map(DropsView::from))?;
     }
-    to.view(
-        "history.json",
-        client.history().await.map(HistoryView::from),
-    )?;
-    let noticed = pb::NoticedRequest {
-        after: 0,
-        limit: EVENTS,
-    };
-    let events = client.noticed(noticed).await;
-    to.view(
-        "events.json",
-        events.map(|list| EventListView::new(list, true)),
-    )?;
+    for kind in Listing::all().iter().filter(|kind| kind.is_of_all()) {
+        let list = listing::all(client, kind).await;
+        if !list.as_ref().is_err_and(Error::is_precondition) {
+            to.view(&format!("{}.json", kind.name()), list)?;
+        }
+    }
     let metrics = client.metrics().await;
     to.add("metrics.txt", metrics.map_err(|error| error.to_string()))?;
     let mut known = BTreeSet::new();

@@ -1,4 +1,4 @@
-//! `kpctl drops`: packets that NetworkPolicies denied.
+//! `kpctl get drops`: packets that NetworkPolicies denied.
 
 use std::hash::{BuildHasher as _, RandomState};
 use std::time::Duration;
@@ -6,26 +6,22 @@ use std::time::Duration;
 use kplane_proto::v1 as pb;
 use tokio::time::{Instant, sleep};
 
-use super::{Verdict, connect, output, show};
+use super::{Verdict, connect, listing, output};
 use crate::args::Cli;
 use crate::args::drops::DropsArgs;
 use crate::failure::Failure;
 use crate::watch::Link;
-use kplane_view::drops::{DropsView, FollowedView};
+use kplane_view::drops::FollowedView;
 
 /// Pause between two questions of `--follow`.
 const PAUSE: Duration = Duration::from_secs(1);
 
 /// Runs the command.
 pub(super) async fn run(cli: &Cli, args: &DropsArgs) -> Result<Verdict, Failure> {
-    let request = args.request()?;
     if args.follow {
-        return follow(cli, request, args.within).await;
+        return follow(cli, args.request()?, args.within).await;
     }
-    let answer = connect(cli).await?.0.drops(request, false).await?;
-    let view = DropsView::from(answer);
-    show(cli, &view)?;
-    Ok(verdict(view.is_complete()))
+    listing::ask(cli, "drops", &args.request()?).await
 }
 
 /// Asks every second, and shows what is new.
@@ -43,7 +39,7 @@ async fn follow(
     loop {
         let client = link.client().await;
         let answer = match client {
-            Ok(client) => client.drops(request.clone(), true).await,
+            Ok(client) => client.follow_drops(request.clone()).await,
             Err(error) => Err(error),
         };
         match answer {

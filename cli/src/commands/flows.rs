@@ -1,4 +1,4 @@
-//! `kpctl flows`: who is connected to a Service?
+//! `kpctl get flows`: who is connected to a Service?
 
 use std::time::Duration;
 

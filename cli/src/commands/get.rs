@@ -2,8 +2,8 @@
 
 use kplane_proto::v1 as pb;
 
-use super::{Verdict, affinity, connect, output, proxied, show};
-use crate::args::{Cli, GetCommand, ListArgs, NodesArgs, PoliciesArgs, RowArgs};
+use super::{Verdict, connect, drops, flows, graph, listing, output, proxied, show, sorted};
+use crate::args::{Cli, GetCommand, ListArgs, NodesArgs, PoliciesArgs};
 use crate::failure::Failure;
 use crate::watch;
 use kplane_view::List;
@@ -28,7 +28,10 @@ pub(super) async fn run(cli: &Cli, command: &GetCommand) -> Result<Verdict, Fail
         }
         GetCommand::Nodes(args) => nodes(cli, args).await,
         GetCommand::Policies(args) => policies(cli, args).await,
-        GetCommand::Affinity(args) => affinity::get(cli, args).await,
+        GetCommand::Drops(args) => drops::run(cli, args).await,
+        GetCommand::Flows(args) => flows::run(cli, args).await,
+        GetCommand::Graph(args) => graph::run(cli, args).await,
+        GetCommand::Declared(args) => listing::run(cli, args).await,
         GetCommand::Proxied(args) => proxied::get(cli, args).await,
     }
 }
@@ -111,12 +114,4 @@ pub(super) fn no_node(cli: &Cli, node: &str) -> Failure {
         "no node {node} is known. List them with: {} get nodes",
         cli.program
     ))
-}
-
-/// Returns a list in the order of `--sort-by`.
-fn sorted<V: List>(mut view: V, rows: &RowArgs) -> Result<V, Failure> {
-    if let Some(path) = &rows.sort_by {
-        path.sort(view.items()).map_err(Failure::Refused)?;
-    }
-    Ok(view)
 }

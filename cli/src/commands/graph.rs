@@ -1,4 +1,4 @@
-//! `kpctl graph`: who talked to whom?
+//! `kpctl get graph`: who talked to whom?
 
 use super::{Verdict, connect, show};
 use crate::args::Cli;

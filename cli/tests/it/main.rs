@@ -159,7 +159,7 @@ fn denied_packets() {
     let plane = troubled();
     let counts = text(plane.address, &["drops"]);
     assert!(
-        counts.contains("shop/db-0   ingress    12,345   node-1\n"),
+        counts.contains("shop/db-0   10.244.1.7  node-1  Ingress    12,345\n"),
         "{counts}"
     );
     // It ends by itself.
@@ -244,7 +244,7 @@ Unknown: node-3: its agent does not count connections
     error(2, plane.address, &["graph", "--since", "2h"]);
     error(2, plane.address, &["graph", "a/b/c"]);
     let wrong = error(1, plane.address, &["status", "-o", "dot"]);
-    assert!(wrong.contains("-o dot is for kpctl graph"), "{wrong}");
+    assert!(wrong.contains("-o dot is for kpctl get graph"), "{wrong}");
 }
 
 #[test]

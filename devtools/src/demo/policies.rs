@@ -237,7 +237,7 @@ pub(crate) fn walk(show: &mut Show, stage: &mut Stage) -> Result<()> {
 /// Asks which packets were dropped.
 fn drops(show: &mut Show, stage: &Stage) -> Result<()> {
     let began = Instant::now();
-    say!("      {}", "$ kpctl drops".bold());
+    say!("      {}", "$ kpctl get drops".bold());
     let answer = stage.control()?.output(stage.kpctl(&["drops"]))?;
     for line in answer.lines() {
         say!("      {line}");
@@ -248,6 +248,11 @@ fn drops(show: &mut Show, stage: &Stage) -> Result<()> {
         vec![format!("{TARGET} is not in it")]
     };
     let seen = if wrong.is_empty() { TARGET } else { "nothing" };
-    show.check(("kpctl drops names the Pod", TARGET), seen, wrong, began);
+    show.check(
+        ("kpctl get drops names the Pod", TARGET),
+        seen,
+        wrong,
+        began,
+    );
     Ok(())
 }

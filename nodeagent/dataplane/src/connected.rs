@@ -1,4 +1,4 @@
-//! Who is connected to ServicePorts, read from the kernel's tables and the userspace proxy for `kpctl flows`. Changes
+//! Who is connected to ServicePorts, read from the kernel's tables and the userspace proxy for `kpctl get flows`. Changes
 //! nothing.
 //!
 //! Entries are grouped as they come, so a table of any size takes little memory. Each connection is in the table of the node

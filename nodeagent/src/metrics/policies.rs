@@ -51,7 +51,7 @@ pub(super) fn encode(
         }
     }
     Metric::new("kplane_agent_policy_denied_packets")
-        .help("Packets that NetworkPolicies denied since the kernel's table was made; `kpctl drops` says of which Pods")
+        .help("Packets that NetworkPolicies denied since the kernel's table was made; `kpctl get drops` says of which Pods")
         .counter(to, series)
 }
 

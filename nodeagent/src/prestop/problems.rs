@@ -66,7 +66,7 @@ impl Problems {
             severity: Severity::Warning,
             text: "preStop hooks found no place, at the agent or the control plane, and waited for their whole time"
                 .to_owned(),
-            fix: "find the Pods that ask too often, such as by probes at the port of hooks (kpctl drain-status)"
+            fix: "find the Pods that ask too often, such as by probes at the port of hooks (kpctl get departures)"
                 .to_owned(),
         });
         all.parts.values().map(finding).chain(busy).collect()

@@ -8,24 +8,24 @@ use kplane_model::ServiceName;
 use kplane_proto::v1 as pb;
 use prost::Message;
 use prost::encoding::{WireType, encode_key, encode_varint};
+use prost_reflect::DynamicMessage;
 use prost_types::field_descriptor_proto::Type;
 use prost_types::{DescriptorProto, FileDescriptorSet};
 use serde::Serialize;
 
+use super::super::testing::table;
 use super::super::{
-    affinity::AffinityView,
     approve::ApprovalView,
     changes::ServiceHistoryView,
     convergence::ConvergenceView,
+    declared::{Listing, ListingView},
     describe::DescriptionView,
     diff::DiffView,
     endpoints::EndpointListView,
-    events::EventListView,
     fleet::FleetView,
     flows::FlowsView,
     freeze::FreezeView,
     graph::GraphView,
-    history::HistoryView,
     nodes::NodeListView,
     policies::{JudgementView, PolicyDescriptionView, PolicyListView},
     probe::ProbeReportView,
@@ -101,6 +101,29 @@ fn lines<M: Message + Default, V: Serialize>(view: impl Fn(M) -> V) -> String {
     format!("{name}\n{filled}\n{}\n", json(M::default()))
 }
 
+/// Returns the view of a declared list's answer with all fields, and of one without any.
+fn declared(of: &'static Listing) -> [ListingView; 2] {
+    let about = (!of.is_of_all()).then(|| "shop/web".to_owned());
+    let filled = Filler::new().encode(&format!(".{}", of.method.output().full_name()));
+    [filled.as_slice(), &[]].map(|bytes| {
+        let answer = DynamicMessage::decode(of.method.output(), bytes).unwrap();
+        ListingView::new(of, about.clone(), answer, true)
+    })
+}
+
+/// Every list that the API declares, as it is shown. A new one appears here by itself.
+#[test]
+fn all_lists() {
+    let mut all = String::new();
+    for of in Listing::all() {
+        let [filled, empty] = declared(of);
+        let json = serde_json::to_string(&filled).unwrap();
+        let texts = [filled, empty].map(|view| table(&view));
+        all += &format!("## {}\n{json}\n\n{}", of.name(), texts.join("\n"));
+    }
+    expect_file!["golden/lists.txt"].assert_eq(&all);
+}
+
 #[test]
 fn all_fields() {
     let of = &ServiceName::new("shop", "web");
@@ -115,15 +138,12 @@ fn all_fields() {
         lines(|of| DescriptionView::new("shop", "web", of)),
         lines(|of: pb::Convergence| ConvergenceView::from(of)),
         lines(|of| WhyView::new("shop", "web", "a pod".to_owned(), of)),
-        lines(|answer| AffinityView::new(of, answer)),
         lines(|answer| ProxiedView::new(of, answer)),
         lines(|answer| FlowsView::new(of, &pb::FlowsRequest::default(), answer)),
         lines(|answer| GraphView::new(&pb::GraphRequest::default(), answer)),
         lines(ProbeReportView::new),
-        lines(|of: pb::History| HistoryView::from(of)),
         lines(|history| ServiceHistoryView::new(of, "", history)),
         lines(|of: pb::Diff| DiffView::from(of)),
-        lines(|list| EventListView::new(list, true)),
         lines(|of: pb::ListPoliciesResponse| PolicyListView::new(of.policies, None)),
         lines(|of: pb::PolicyDescription| PolicyDescriptionView::from(of)),
         lines(|of| JudgementView::new(&pb::JudgeConnectionRequest::default(), of)),

@@ -9,7 +9,7 @@
 //! | read the desired state of all nodes | `get` | `/kplane/desired/*` |
 //! | read what NetworkPolicies allow (`kpctl describe policy`, `why`) | `get` | `/kplane/policies` |
 //! | act on the fleet (`kpctl approve`, `freeze`, `thaw`) | `update` | `/kplane/fleet` |
-//! | sample packets that NetworkPolicies deny (`kpctl drops --follow`) | `create` | `/kplane/samples` |
+//! | sample packets that NetworkPolicies deny (`kpctl get drops --follow`) | `create` | `/kplane/samples` |
 //! | collect the state of a replica's own agents, as another replica | `get` | `/kplane/peer` |
 //! | pass on an approval, as another replica | `update` | `/kplane/peer` |
 

@@ -1,7 +1,7 @@
 //! What the control plane noticed, the newest first. Events of a kind that follow each other are folded.
 
 use kplane_proto::v1 as pb;
-use kplane_view::events::tone;
+use kplane_view::style::Tone;
 use kplane_view::time::Time;
 
 use super::html::{Html, Section, class};
@@ -9,6 +9,16 @@ use super::terminal;
 
 /// Objects that the line above folded events names.
 const NAMED: usize = 3;
+
+/// Returns the tone of a kind of events.
+fn tone(kind: &str) -> Tone {
+    match kind {
+        "NodeLost" | "NodeSuspected" | "NodeFailing" | "ProblemAppeared" | "Held" => Tone::Bad,
+        "NodeRecovered" | "NodeReached" | "ProblemGone" | "Released" => Tone::Good,
+        "Repaired" => Tone::Warn,
+        _ => Tone::Plain,
+    }
+}
 
 /// Returns the section of events.
 pub(super) fn section(list: &pb::NoticedList) -> Section {

@@ -180,10 +180,10 @@ impl Sheet {
             Self::Node(name) => with("kpctl describe node ", "", name),
             Self::Service(name) => with("kpctl describe service ", "", &name.to_string()),
             Self::Map(filter) => match filter.service() {
-                Some(service) => with("kpctl graph ", "", &service),
-                None => with("kpctl graph", " -n ", &filter.of),
+                Some(service) => with("kpctl get graph ", "", &service),
+                None => with("kpctl get graph", " -n ", &filter.of),
             },
-            Self::Changes => Some("kpctl events".to_owned()),
+            Self::Changes => Some("kpctl get events".to_owned()),
             Self::Reasons => None,
         }
     }

@@ -88,7 +88,7 @@ async fn the_map_needs_the_right_to_see_clients_and_is_not_shared() {
     let (code, text) = ask(&router, with(Some("clients"), map)).await;
     assert_eq!(code, StatusCode::OK, "{text}");
     assert!(
-        text.contains("kpctl graph shop/web") && text.contains("agent.flows"),
+        text.contains("kpctl get graph shop/web") && text.contains("agent.flows"),
         "{text}"
     );
     assert!(!text.contains("data-live"));

@@ -280,7 +280,7 @@ pub(super) async fn note(
     (packets > 0).then(|| {
         let packets = of_new_connections(packets);
         format!(
-            "{node} has dropped {packets} {way} Pod {pod}; kpctl drops --follow --pod {pod} \
+            "{node} has dropped {packets} {way} Pod {pod}; kpctl get drops --follow --pod {pod} \
              shows {preposition} where"
         )
     })

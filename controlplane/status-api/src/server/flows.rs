@@ -1,4 +1,4 @@
-//! The question to all nodes who is connected to a Service, for `kpctl flows`.
+//! The question to all nodes who is connected to a Service, for `kpctl get flows`.
 
 mod names;
 

@@ -1,4 +1,4 @@
-//! The question to all nodes who talked to whom through Services in the last hour, for `kpctl graph`.
+//! The question to all nodes who talked to whom through Services in the last hour, for `kpctl get graph`.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::hash::Hash;

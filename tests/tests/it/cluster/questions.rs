@@ -159,11 +159,17 @@ pub(crate) fn a_client_that_is_remembered_is_listed() -> Result<()> {
         let served = Served::new(world, "q-sticky", json!({ "sessionAffinity": "ClientIP" }))?;
         let plain = Served::new(world, "q-plain", json!({}))?;
         let get = ["get", "affinity", "default/q-sticky"];
-        says(world, PORT, &get, 0, &["0 remembered; 2 of 2 nodes"])?;
+        says(
+            world,
+            PORT,
+            &get,
+            0,
+            &["No client is remembered", "2 of 2 nodes"],
+        )?;
         let held = served.connect(world)?;
         let client = held.0.local_addr()?.ip().to_string();
         let endpoint = served.server.local_addr()?.to_string();
-        let parts = [client.as_str(), "node-1", &endpoint, "1 remembered"];
+        let parts = [client.as_str(), "node-1", &endpoint, "2 of 2 nodes"];
         for (_, port, _) in PAIR {
             says(world, port, &get, 0, &parts)?;
         }
@@ -173,7 +179,7 @@ pub(crate) fn a_client_that_is_remembered_is_listed() -> Result<()> {
             PORT,
             &of("192.0.2.7"),
             0,
-            &["0 remembered; 2 of 2 nodes"],
+            &["No client is remembered", "2 of 2 nodes"],
         )?;
         let wrong = "has no IPv6 addresses, so it cannot remember the client fd00::9";
         says(world, PORT, &of("fd00::9"), 1, &[wrong])?;
@@ -185,7 +191,7 @@ pub(crate) fn a_client_that_is_remembered_is_listed() -> Result<()> {
         drop(held);
         world.stop_agent("node-1");
         let unknown = [
-            "0 remembered",
+            "No client is remembered",
             "Unknown: node-1: its agent is not connected",
         ];
         says(world, PORT, &get, 6, &unknown)?;

@@ -76,7 +76,7 @@ impl Isolated {
             ));
         }
         let fix = format!(
-            "kpctl why {service} --from pod/NAMESPACE/NAME says whether a Pod reaches it; kpctl drops -n {} shows what was \
+            "kpctl why {service} --from pod/NAMESPACE/NAME says whether a Pod reaches it; kpctl get drops -n {} shows what was \
              denied",
             service.namespace
         );
