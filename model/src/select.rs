@@ -7,6 +7,10 @@
 
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
+use std::hash::Hasher as _;
+use std::net::IpAddr;
+
+use siphasher::sip::SipHasher13;
 
 use crate::net::{EndpointAddr, Protocol};
 use crate::node::{NodeName, ZoneName};
@@ -61,6 +65,13 @@ pub struct Variants {
 const MAX_SERVING_OTHERS: usize = 1 << 16;
 
 impl Variants {
+    /// Cuts each list to a [sample](sample_local) of `most` endpoints.
+    pub fn limit(&mut self, most: usize) {
+        let lists = [&mut self.default, &mut self.serving].into_iter();
+        let lists = lists.chain(self.by_zone.values_mut()).chain(self.by_node.values_mut());
+        lists.for_each(|list| sample(list, most, |addr| (false, *addr)));
+    }
+
     /// Returns the endpoints of a node: its own variant, else its zone's, else the default.
     pub fn resolve(&self, node: &str, zone: Option<&str>) -> &[EndpointAddr] {
         self.by_node
@@ -164,6 +175,33 @@ pub fn local_by_node(endpoints: &[Endpoint]) -> BTreeMap<NodeName, Vec<LocalEndp
     by_node
 }
 
+/// Cuts the endpoints of a node to `most`, ready ones first.
+///
+/// The hash of an endpoint's address decides which ones stay. So nodes and zones have their share of a long list, all
+/// replicas choose the same, and a change of one endpoint changes one place of the sample.
+pub fn sample_local(endpoints: &mut Vec<LocalEndpoint>, most: usize) {
+    sample(endpoints, most, |endpoint| (!endpoint.ready, endpoint.addr));
+}
+
+/// Cuts a list to `most` places. `rank`: what goes first, and the address.
+fn sample<T>(list: &mut Vec<T>, most: usize, rank: impl Fn(&T) -> (bool, EndpointAddr)) {
+    if list.len() <= most {
+        return;
+    }
+    list.sort_by_cached_key(|place| {
+        let (goes, addr) = rank(place);
+        let mut hasher = SipHasher13::new();
+        match addr.ip {
+            IpAddr::V4(ip) => hasher.write(&ip.octets()),
+            IpAddr::V6(ip) => hasher.write(&ip.octets()),
+        }
+        (goes, hasher.finish(), addr)
+    });
+    list.truncate(most);
+    list.shrink_to_fit();
+    list.sort_unstable_by_key(|place| rank(place).1);
+}
+
 /// The reason why new connections are led to an endpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Lead {
@@ -223,6 +261,16 @@ pub struct Categorized {
     pub has_any: bool,
     /// The topology mode in force.
     pub mode: TopologyMode,
+}
+
+impl Categorized {
+    /// Cuts each list to `most` endpoints, as [`Variants::limit`] and [`sample_local`] do for all nodes.
+    pub fn limit(&mut self, most: usize) {
+        let lists = self.cluster.iter_mut().chain(&mut self.local);
+        lists.for_each(|list| sample(list, most, |addr| (false, *addr)));
+        let all: BTreeSet<_> = self.cluster.iter().chain(&self.local).flatten().copied().collect();
+        self.all = all.into_iter().collect();
+    }
 }
 
 /// Selects endpoints for one node. `endpoints` come from [`merge`].

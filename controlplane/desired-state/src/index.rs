@@ -460,12 +460,17 @@ impl Index {
         name: &ServiceName,
         out: &mut Vec<(ServiceKey, Option<Published>)>,
     ) -> bool {
-        let Effective { ports, issues } = self.effective(name);
+        let Effective {
+            ports,
+            most,
+            issues,
+        } = self.effective(name);
         let mut keys = Vec::with_capacity(ports.len());
         let taken = Taken::by(ports.iter().map(|(port, _)| port));
         for (port, endpoints) in ports {
             keys.push((port.key.clone(), endpoints.len()));
-            let published = Published::new(port, &endpoints);
+            let mut published = Published::new(port, &endpoints);
+            published.limit(most);
             out.push((published.port.key.clone(), Some(published)));
         }
         if let Some(entry) = self.services.get_mut(name) {

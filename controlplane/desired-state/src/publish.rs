@@ -41,7 +41,7 @@ pub use watermarks::{Followed, MAX_POINTS, Point};
 use std::collections::BTreeMap;
 use std::time::SystemTime;
 
-use kplane_model::select::{Variants, local_by_node, variants};
+use kplane_model::select::{Variants, local_by_node, sample_local, variants};
 use kplane_model::{
     Cidr, Endpoint, Family, LocalEndpoint, NodeFacts, NodeName, ServiceKey, ServiceName,
     ServicePort,
@@ -67,6 +67,12 @@ impl Published {
             local: local_by_node(endpoints),
             port,
         }
+    }
+
+    /// Cuts each list of endpoints that a node may get to `most`. A node's own endpoints have a list of their own.
+    pub(crate) fn limit(&mut self, most: usize) {
+        self.variants.limit(most);
+        self.local.values_mut().for_each(|local| sample_local(local, most));
     }
 
     /// Drops what is for other nodes.

@@ -334,6 +334,7 @@ proptest! {
     fn shared_variants_equal_the_view_of_each_node(
         endpoints in prop::collection::vec(any_endpoint(), 0..10),
         internal in any::<bool>(), external in any::<bool>(), node_port in any::<bool>(),
+        most in 1_usize..10,
     ) {
         let policy = |local| if local { Local } else { Cluster };
         let mut port = port(policy(internal), policy(external));
@@ -341,15 +342,19 @@ proptest! {
             port.node_port = None;
         }
         let endpoints = merge(endpoints);
-        let variants = variants(&port, &endpoints);
-        let overlays = local_by_node(&endpoints);
+        let mut variants = variants(&port, &endpoints);
+        variants.limit(most);
+        let mut overlays = local_by_node(&endpoints);
+        overlays.values_mut().for_each(|local| sample_local(local, most));
         let mut led = BTreeSet::new();
         for node in ["a", "b", "c", "d"] {
             for zone in [None, Some("a"), Some("b"), Some("c"), Some("d")] {
-                let want = categorize(&port, &endpoints, node, zone);
+                let mut want = categorize(&port, &endpoints, node, zone);
+                led.extend(std::mem::take(&mut want.all));
+                want.limit(most);
+                prop_assert!(want.all.len() <= 2 * most);
                 prop_assert_eq!(variants.resolve(node, zone), want.cluster.as_deref().unwrap_or_default());
                 prop_assert_eq!(variants.has_any, want.has_any);
-                led.extend(want.all);
                 if let Some(local) = want.local {
                     let overlay = LocalEndpoints {
                         key: port.key.clone(),
@@ -421,4 +426,52 @@ fn f2_lists_of_others_are_bounded() {
     let all = variants(&udp(), &endpoints);
     assert_eq!(all.serving_others(&[], 256).len(), 256);
     assert!(all.serving_others(&[], 257).is_empty());
+}
+
+/// 30,000 endpoints in three zones of which one is small, with addresses by zone.
+#[test]
+fn a_sample_has_its_share_of_each_zone_and_changes_little() {
+    const MOST: usize = 16_384;
+    let address = |n: u16| {
+        let [high, low] = n.to_be_bytes();
+        EndpointAddr::new([10, 0, high, low], 8080)
+    };
+    let sampled = |numbers: &mut dyn Iterator<Item = u16>| {
+        let all: BTreeSet<_> = numbers.map(address).collect();
+        let mut list: Vec<_> = all.into_iter().collect();
+        sample(&mut list, MOST, |addr| (false, *addr));
+        assert!(list.is_sorted());
+        list
+    };
+    let before = sampled(&mut (0..16_000));
+    assert_eq!(before.len(), 16_000, "a list that fits stays");
+    let before = sampled(&mut (0..30_000));
+    assert_eq!(before.len(), MOST);
+    let zones = [0..1_000_u16, 1_000..14_000, 14_000..30_000];
+    for zone in zones {
+        let (size, share) = (zone.len(), MOST as f64 / 30_000.0);
+        let chosen = zone.filter(|n| before.binary_search(&address(*n)).is_ok()).count();
+        let off = chosen as f64 / (size as f64 * share) - 1.0;
+        assert!(off.abs() < 0.05, "{chosen} of {size}");
+    }
+    let goes = before[77];
+    let one_less = sampled(&mut (0..30_000).filter(|n| address(*n) != goes));
+    let in_both = one_less.iter().filter(|addr| before.binary_search(addr).is_ok());
+    assert_eq!(in_both.count(), MOST - 1, "one place changed");
+}
+
+#[test]
+fn a_node_with_very_many_endpoints_of_its_own_keeps_the_ready_ones() {
+    let local = |n| LocalEndpoint {
+        addr: addr(n),
+        ready: n % 10 == 0,
+    };
+    let mut endpoints: Vec<_> = (1..=250).map(local).collect();
+    sample_local(&mut endpoints, 26);
+    assert_eq!(endpoints.len(), 26);
+    assert_eq!(
+        endpoints.iter().filter(|endpoint| endpoint.ready).count(),
+        25
+    );
+    assert!(endpoints.is_sorted());
 }

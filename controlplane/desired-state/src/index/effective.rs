@@ -17,7 +17,7 @@ use super::{Index, ServiceEntry};
 use crate::convert::{MAX_ISSUES_PER_OBJECT, SliceEndpoints};
 use crate::k8s::Kind;
 
-/// Maximum number of endpoints of one ServicePort that are served: the size of the data path's largest class, and
+/// Maximum number of endpoints of one ServicePort that one node uses: the size of the data path's largest class, and
 /// above the 10,000 that kplane promises.
 const MAX_ENDPOINTS: usize = 16_384;
 
@@ -78,8 +78,10 @@ impl<'a> Issues<'a> {
 /// A Service as it is served.
 #[derive(Debug, Default)]
 pub(super) struct Effective {
-    /// Each port that is served, with its endpoints, sorted.
+    /// Each port that is served, with all its endpoints, sorted.
     pub(super) ports: Vec<(ServicePort, Vec<Endpoint>)>,
+    /// Most endpoints of a port that one node uses.
+    pub(super) most: usize,
     /// Issues of the Service with other Services.
     pub(super) issues: Vec<Issue>,
 }
@@ -95,8 +97,8 @@ impl Index {
         if let Some(refusal) = self.quota.refusal(name) {
             issues.add(Severity::Error, Reason::QuotaExceeded, || refusal);
             return Effective {
-                ports: Vec::new(),
                 issues: issues.finish(),
+                ..Effective::default()
             };
         }
         self.warn_of_external_ips(entry, &mut issues);
@@ -105,12 +107,20 @@ impl Index {
             .iter()
             .filter_map(|port| self.effective_port(port, &mut issues))
             .collect();
-        let mut ports = self.with_endpoints(ports, &mut issues);
+        let mut size = ServiceSize::default();
+        ports.iter().for_each(|port| size.add(port, MAX_ENDPOINTS));
+        let with_endpoints = |port| {
+            let endpoints = self.endpoints(&port);
+            (port, endpoints)
+        };
+        let mut ports: Vec<_> = ports.into_iter().map(with_endpoints).collect();
+        warn_of_sample(&ports, &size, &mut issues);
         if let Some(refusal) = self.refuse_proxy(&mut ports) {
             issues.add(Severity::Warning, Reason::ProxyRefused, || refusal);
         }
         Effective {
             ports,
+            most: size.allowance().endpoints,
             issues: issues.finish(),
         }
     }
@@ -249,41 +259,6 @@ impl Index {
         self.cidrs.values().flatten().copied().find(|range| range.contains(ip))
     }
 
-    /// Adds to each port as many endpoints as nodes may hold for one Service. Addresses above the limit were
-    /// dropped when the Service was read; endpoints above it are never collected.
-    fn with_endpoints(
-        &self,
-        ports: Vec<ServicePort>,
-        issues: &mut Issues<'_>,
-    ) -> Vec<(ServicePort, Vec<Endpoint>)> {
-        let mut size = ServiceSize::default();
-        ports.iter().for_each(|port| size.add(port, MAX_ENDPOINTS));
-        let allowed = size.allowance().endpoints;
-        let mut most = 0;
-        let with_endpoints = ports
-            .into_iter()
-            .map(|port| {
-                let mut endpoints = self.endpoints(&port);
-                most = most.max(endpoints.len());
-                endpoints.truncate(allowed);
-                endpoints.shrink_to_fit();
-                (port, endpoints)
-            })
-            .collect();
-        if most > allowed {
-            issues.add(Severity::Error, Reason::TooLarge, || {
-                format!(
-                    "{most} endpoints on {} ports with {} addresses each exceed the limits of one \
-                     Service ({MAX_ENDPOINTS} endpoints, {MAX_SERVICE_ELEMENTS} elements): only \
-                     the first {allowed} endpoints of a port are served, split the Service",
-                    size.ports,
-                    1 + size.load_balancer_ips + size.external_ips,
-                )
-            });
-        }
-        with_endpoints
-    }
-
     /// Returns the endpoints of a port from all its slices (A27, A28).
     fn endpoints(&self, port: &ServicePort) -> Vec<Endpoint> {
         let listed = self.listed(port);
@@ -309,5 +284,33 @@ impl Index {
             .filter(move |p| {
                 p.family == key.family && p.protocol == key.protocol && p.port_name == key.port_name
             })
+    }
+}
+
+/// Warns if nodes use a sample of the endpoints: every address is served, and no endpoint is more likely to be left out
+/// than another.
+fn warn_of_sample(
+    ports: &[(ServicePort, Vec<Endpoint>)],
+    size: &ServiceSize,
+    issues: &mut Issues<'_>,
+) {
+    let count = |(_, endpoints): &(_, Vec<Endpoint>)| {
+        let ready = endpoints.iter().filter(|endpoint| endpoint.ready).count();
+        let draining = || endpoints.iter().filter(|endpoint| endpoint.is_draining()).count();
+        if ready > 0 { ready } else { draining() }
+    };
+    let all = ports.iter().map(count).max().unwrap_or_default();
+    let most = size.allowance().endpoints;
+    if all > most {
+        issues.add(Severity::Warning, Reason::TooLarge, || {
+            format!(
+                "{all} endpoints on {} ports with {} addresses each exceed the limits of one Service \
+                 ({MAX_ENDPOINTS} endpoints, {MAX_SERVICE_ELEMENTS} elements): nodes that may choose among all \
+                 endpoints of a port use the same sample of {most} from all nodes and zones. Endpoints on the node \
+                 itself, or hinted for it, have lists of their own. Split the Service to use all",
+                size.ports,
+                1 + size.load_balancer_ips + size.external_ips,
+            )
+        });
     }
 }

@@ -2,6 +2,7 @@
 
 mod address_claims;
 mod causes;
+mod large;
 mod policies;
 mod proxying;
 mod step;

@@ -12,6 +12,7 @@ use kplane_model::{
 
 use super::Index;
 use super::claims::Claim;
+use super::effective::Effective;
 use super::holding::service_name;
 use super::selection::{Page, Selection};
 use super::suspects::Suspicion;
@@ -25,17 +26,17 @@ pub struct PortView {
     pub port: ServicePort,
     /// Endpoints, sorted.
     pub endpoints: Vec<Endpoint>,
+    /// Most endpoints that one node uses.
+    pub most: usize,
 }
 
 impl PortView {
     /// Returns the endpoints that a node uses, and why.
     pub fn on_node(&self, node: &NodeFacts) -> Categorized {
-        categorize(
-            &self.port,
-            &self.endpoints,
-            &node.name,
-            node.zone.as_deref(),
-        )
+        let zone = node.zone.as_deref();
+        let mut categorized = categorize(&self.port, &self.endpoints, &node.name, zone);
+        categorized.limit(self.most);
+        categorized
     }
 }
 
@@ -237,10 +238,12 @@ impl Index {
     }
 
     fn ports_of(&self, name: &ServiceName) -> Vec<PortView> {
-        self.effective(name)
-            .ports
-            .into_iter()
-            .map(|(port, endpoints)| PortView { port, endpoints })
-            .collect()
+        let Effective { ports, most, .. } = self.effective(name);
+        let view = |(port, endpoints)| PortView {
+            port,
+            endpoints,
+            most,
+        };
+        ports.into_iter().map(view).collect()
     }
 }
