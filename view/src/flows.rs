@@ -169,7 +169,7 @@ impl FlowsView {
         } else {
             format!(
                 "Short connections may be over before a question: -w asks again every 2 s. kpctl probe {of} lets all nodes \
-                 connect. Connections to a Pod's own address are not of the Service: kpctl get departures {of} --all counts them."
+                 connect. Connections to a Pod's own address are not of the Service."
             )
         };
         format!("No client is connected; {answered}. {next}")

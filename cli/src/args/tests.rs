@@ -198,6 +198,6 @@ fn declared_kinds_are_words_of_get_and_first_words() {
     }
     assert!(
         parse("kpctl get events --watch --limit 7").is_ok()
-            && parse("kpctl get departures").is_ok()
+            && parse("kpctl drain-status").is_ok()
     );
 }
