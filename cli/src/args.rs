@@ -123,7 +123,8 @@ pub(crate) struct Options {
     #[arg(skip = GOAL)]
     pub(crate) goal: Duration,
     /// Output format: table (fits the terminal), wide (shows everything), json, yaml, name, dot (for
-    /// Graphviz, only `graph`), or jsonpath=TEMPLATE such as `jsonpath={.items[*].name}`
+    /// Graphviz, only `graph`), jsonpath=TEMPLATE such as `jsonpath={.items[*].name}`, or
+    /// custom-columns=COLUMNS such as `custom-columns=NAME:.name,STATE:.state`
     #[arg(short, long, global = true, default_value = "table")]
     #[arg(value_name = "FORMAT", help_heading = GLOBAL)]
     pub(crate) output: Format,

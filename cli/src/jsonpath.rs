@@ -36,7 +36,7 @@ impl FromStr for Path {
 
 impl Path {
     /// Returns the values at the path.
-    fn values<'a>(&self, of: &'a Value) -> Vec<&'a Value> {
+    pub(crate) fn values<'a>(&self, of: &'a Value) -> Vec<&'a Value> {
         js_path_process(&self.0, of)
             .unwrap_or_default()
             .into_iter()

@@ -7,6 +7,7 @@ mod args;
 mod bundle;
 mod check;
 mod client;
+mod columns;
 mod commands;
 mod complete;
 mod connection;

@@ -8,6 +8,7 @@ use anstream::adapter::strip_str;
 use anstream::{AutoStream, ColorChoice};
 use unicode_width::UnicodeWidthStr;
 
+use crate::columns::Columns;
 use crate::jsonpath::Template;
 use kplane_view::View;
 use kplane_view::style::{Canvas, Tone};
@@ -48,10 +49,21 @@ pub(crate) enum Format {
     Dot,
     /// A template with paths into the JSON.
     JsonPath(Template),
+    /// A table of fields of the JSON.
+    Columns(Columns),
 }
 
 /// The formats, as the user types them.
-pub(crate) const FORMATS: [&str; 7] = ["table", "wide", "json", "yaml", "name", "dot", "jsonpath="];
+pub(crate) const FORMATS: [&str; 8] = [
+    "table",
+    "wide",
+    "json",
+    "yaml",
+    "name",
+    "dot",
+    "custom-columns=",
+    "jsonpath=",
+];
 
 impl FromStr for Format {
     type Err = String;
@@ -64,9 +76,10 @@ impl FromStr for Format {
             "yaml" => Self::Yaml,
             "name" => Self::Name,
             "dot" => Self::Dot,
-            _ => match text.strip_prefix("jsonpath=") {
-                Some(template) => Self::JsonPath(template.parse()?),
-                None => return Err(format!("expected {}TEMPLATE", FORMATS.join(", "))),
+            _ => match text.split_once('=') {
+                Some(("jsonpath", template)) => Self::JsonPath(template.parse()?),
+                Some(("custom-columns", columns)) => Self::Columns(columns.parse()?),
+                _ => return Err(format!("expected {}TEMPLATE", FORMATS.join(", "))),
             },
         })
     }
@@ -260,6 +273,9 @@ impl<W: Write> Output<W> {
             },
             Format::Dot => view.dot().ok_or_else(|| io::Error::other(NO_GRAPH))?,
             Format::JsonPath(template) => template.fill(&serde_json::to_value(view)?),
+            Format::Columns(columns) => {
+                columns.table(&serde_json::to_value(view)?, self.extent.headers)
+            }
         };
         // The same terminal shows what programs read.
         Ok(visible(text))

@@ -67,9 +67,13 @@ const MAX_SERVING_OTHERS: usize = 1 << 16;
 impl Variants {
     /// Cuts each list to a [sample](sample_local) of `most` endpoints.
     pub fn limit(&mut self, most: usize) {
-        let lists = [&mut self.default, &mut self.serving].into_iter();
-        let lists = lists.chain(self.by_zone.values_mut()).chain(self.by_node.values_mut());
-        lists.for_each(|list| sample(list, most, |addr| (false, *addr)));
+        for list in [&mut self.default, &mut self.serving]
+            .into_iter()
+            .chain(self.by_zone.values_mut())
+            .chain(self.by_node.values_mut())
+        {
+            sample(list, most, |addr| (false, *addr));
+        }
     }
 
     /// Returns the endpoints of a node: its own variant, else its zone's, else the default.

@@ -197,7 +197,6 @@ fn declared_kinds_are_words_of_get_and_first_words() {
         assert!(parse(wrong).is_err(), "{wrong}");
     }
     assert!(
-        parse("kpctl get events --watch --limit 7").is_ok()
-            && parse("kpctl drain-status").is_ok()
+        parse("kpctl get events --watch --limit 7").is_ok() && parse("kpctl drain-status").is_ok()
     );
 }
