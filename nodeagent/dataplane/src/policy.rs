@@ -234,9 +234,6 @@ impl Enforcer {
         if applied.rest > 0 {
             return Ok(());
         }
-        if applied.repaired.is_some() {
-            self.sweep(family);
-        }
         let lost = self.sides[family as usize].take_lost();
         if let Some(sweeper) = &self.sweeper {
             sweeper.judge(family, lost);

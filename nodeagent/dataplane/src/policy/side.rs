@@ -167,6 +167,10 @@ impl PolicySide {
                 cost
             }
         };
+        if applied.repaired.is_some() {
+            // Any connection may have begun while another program's change was in effect.
+            lost.extend(self.content.judged());
+        }
         self.table = if is_needed { table } else { TableState::Absent };
         self.may_be_there = is_needed;
         applied.add(cost);
