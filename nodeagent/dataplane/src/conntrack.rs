@@ -28,7 +28,7 @@ mod totals;
 mod tracker;
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 
 pub(crate) use flows::{Filter, open};
 pub use totals::{BUCKETS, ConntrackCounts, ConntrackTotals, FailedScans, bucket_bound};

@@ -1,8 +1,10 @@
 //! Tests of the scans after a commit, of the decision about stale flows, of the schedule, and of failures.
 
+use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
 
 use kplane_model::{EndpointAddr, Family, KeyParts, Protocol, ServiceKey, ServiceName};
+use proptest::prelude::*;
 
 use super::flows::{Filter, MAX_QUESTIONS, Size, selections};
 use super::*;
@@ -208,6 +210,78 @@ fn a_complete_change_is_about_everything() {
         case.commit(&[], true, &[]).is_empty(),
         "no UDP Service at all"
     );
+}
+
+/// The owner of each place, by number, and the endpoints that serve each ServicePort.
+type Owners = ([Option<usize>; 4], [Vec<u8>; 3]);
+
+fn any_owners() -> impl Strategy<Value = Owners> {
+    let owner = || prop_oneof![1 => Just(None), 3 => (0_usize..3).prop_map(Some)];
+    let serving = || prop::sample::subsequence(vec![1, 2, 3], 0..=3);
+    (
+        prop::array::uniform4(owner()),
+        prop::array::uniform3(serving()),
+    )
+}
+
+const SERVICES: [&str; 3] = ["a", "b", "c"];
+/// Where clients send packets to each place.
+const PLACES: [&str; 4] = [CLUSTER_IP, LB_IP, "198.51.100.2:53", NODE];
+
+/// Returns the ServicePorts with a place, and `None` for the others.
+fn planned((owners, serving): &Owners) -> Vec<(ServiceKey, Option<ServicePlan>)> {
+    let places = PLACES.map(|at| if at == NODE { NODE_PORT } else { address(at) });
+    let of = |number: usize| {
+        let own = places.iter().zip(owners).filter(|(_, owner)| **owner == Some(number));
+        let own: Vec<FrontendAddr> = own.map(|(at, _)| *at).collect();
+        let name = SERVICES[number];
+        if own.is_empty() { gone(name) } else { plan(name, &own, &serving[number]) }
+    };
+    (0..SERVICES.len()).map(of).collect()
+}
+
+proptest! {
+    /// Whatever places and endpoints went through, and in whatever order a change names ServicePorts, flows are scanned for
+    /// that become stale, and the same flows are stale as after a start with everything.
+    #[test]
+    fn f1_f4_what_becomes_stale_is_work_whatever_was_before(
+        history in prop::collection::vec((any_owners(), any::<u8>(), prop::bool::weighted(0.1)), 1..8),
+    ) {
+        let mut case = Case::of(&[]);
+        let mut before: Owners = Default::default();
+        for (owners, turn, complete) in history {
+            let mut changes = planned(&owners);
+            let held: BTreeMap<_, _> = planned(&before).into_iter().collect();
+            changes.retain(|(key, plan)| complete || held[key] != *plan);
+            changes.retain(|(_, plan)| !complete || plan.is_some());
+            let count = changes.len().max(1);
+            changes.rotate_left(usize::from(turn) % count);
+            if turn >= 128 {
+                changes.reverse();
+            }
+            let work = case.commit(&changes, complete, &[]);
+            let fresh = Case::of(&planned(&owners));
+            for (place, to) in PLACES.into_iter().enumerate() {
+                for octet in 1..4 {
+                    let leads = |(owners, serving): &Owners| {
+                        owners[place].is_some_and(|owner| serving[owner].contains(&octet))
+                    };
+                    let server = endpoint(octet);
+                    let from = format!("{}:{}", server.ip, server.port);
+                    let verdict = case.verdict(&work, to, &from);
+                    let is_stale = leads(&before) && !leads(&owners);
+                    prop_assert!(!is_stale || verdict != Verdict::Keep, "{to} {from} is kept");
+                    prop_assert!(!leads(&owners) || verdict == Verdict::Keep, "{to} {from} is {verdict:?}");
+                    let at = if to == NODE { NODE_PORT } else { address(to) };
+                    let is_sought = work.everything || work.frontends.contains(&at) || work.retired.contains(&server);
+                    prop_assert!(!is_stale || is_sought, "{to} {from} is in no {work:?}");
+                    let none = Work::default();
+                    prop_assert_eq!(case.verdict(&none, to, &from), fresh.verdict(&none, to, &from));
+                }
+            }
+            before = owners;
+        }
+    }
 }
 
 /// The kernel still does for a failed ServicePort what it did before.
@@ -543,6 +617,17 @@ fn np13_a_pass_that_fails_is_repeated() {
     };
     state.schedule.add(due.clone());
     let job = state.schedule.take(now);
+    state.denied.push(pinged());
+    assert_eq!(state.due(now, now + IDLE), Some(now), "cuts do not wait");
+    state.finish(Family::V4, job, Err(SweepError::NoEnd), now);
+    let retry = state.due(now, now).unwrap();
+    assert!(state.denied.is_empty() && retry > now);
+    due.judged.extend([2, 3].map(|octet| endpoint(octet).ip));
+    assert_eq!(state.schedule.take(retry).work, due);
+}
+
+/// A flow of pings from one Pod to another.
+fn pinged() -> AnyFlow {
     let icmp = [
         68, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 2, 0, 0, 0, // an entry of IPv4
         24, 0, 1, 0, 20, 0, 1, 0, 8, 0, 1, 0, 10, 244, 1, 2, 8, 0, 2, 0, 10, 244, 1,
@@ -550,13 +635,56 @@ fn np13_a_pass_that_fails_is_repeated() {
         24, 0, 2, 0, 20, 0, 1, 0, 8, 0, 1, 0, 10, 244, 1, 3, 8, 0, 2, 0, 10, 244, 1,
         2, // replies
     ];
-    state.denied.extend(AnyFlow::parse(Messages(&icmp).next().unwrap()));
-    assert_eq!(state.due(now, now + IDLE), Some(now), "cuts do not wait");
-    state.finish(Family::V4, job, Err(SweepError::NoEnd), now);
-    let retry = state.due(now, now).unwrap();
-    assert!(state.denied.is_empty() && retry > now);
-    due.judged.extend([2, 3].map(|octet| endpoint(octet).ip));
-    assert_eq!(state.schedule.take(retry).work, due);
+    AnyFlow::parse(Messages(&icmp).next().unwrap()).unwrap()
+}
+
+/// A sweeper without a thread, and the calls that a thread would get.
+pub(crate) fn idle() -> (Sweeper, Receiver<()>) {
+    let (wake, woken) = sync_channel(1);
+    let families = Arc::default();
+    (Sweeper { families, wake }, woken)
+}
+
+impl Sweeper {
+    /// Takes the addresses of a family whose flows are to be judged.
+    pub(crate) fn take_judged(&self, family: Family) -> HashSet<IpAddr> {
+        let mut state = self.families[family as usize].lock();
+        std::mem::take(&mut state.schedule).take(Instant::now()).work.judged
+    }
+}
+
+/// The thread is woken for all that is due at once, and for nothing else.
+#[test]
+fn what_is_due_wakes_the_thread() {
+    let commit = |sweeper: &Sweeper, services: Services<'_>| {
+        let change = Change {
+            family: Family::V4,
+            node: &NodePlan::default(),
+            services,
+            complete: false,
+        };
+        sweeper.committed(&change, &[]);
+    };
+    let calls: [&dyn Fn(&Sweeper); 7] = [
+        &|sweeper| commit(sweeper, &[plan("dns", &[address(CLUSTER_IP)], &[1])]),
+        &|sweeper| commit(sweeper, &[(key("web", Protocol::Tcp), None)]),
+        &|sweeper| sweeper.doubt(Family::V6),
+        &|sweeper| sweeper.judge(Family::V4, [endpoint(1).ip].into()),
+        &|sweeper| sweeper.judge(Family::V4, HashSet::new()),
+        &|sweeper| sweeper.cut(Family::V6, vec![pinged()]),
+        &|sweeper| sweeper.cut(Family::V4, Vec::new()),
+    ];
+    for (number, call) in calls.into_iter().enumerate() {
+        let (sweeper, woken) = idle();
+        call(&sweeper);
+        let now = Instant::now();
+        let mut due = sweeper.families.iter().filter_map(|family| family.lock().due(now, now));
+        assert_eq!(
+            woken.try_recv().is_ok(),
+            due.any(|due| due <= now),
+            "call {number}"
+        );
+    }
 }
 
 /// The thread ends with its handles. Without privilege or work, it asks the kernel nothing.

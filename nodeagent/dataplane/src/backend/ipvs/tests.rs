@@ -47,7 +47,7 @@ pub(super) fn node() -> NodePlan {
 }
 
 /// Builds a plan as `plan_service` would.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub(super) struct Svc {
     name: String,
     protocol: Protocol,

@@ -42,6 +42,10 @@ impl Model {
         self.0.apply(phase).unwrap_or_else(|| panic!("refused: {phase:?}"));
     }
 
+    pub(super) fn elements(&self) -> Vec<Element> {
+        self.0.elements().collect()
+    }
+
     pub(super) fn delete<'a>(&mut self, elements: impl IntoIterator<Item = &'a Element>) {
         let mut ops = Ops::default();
         ops.delete.extend(elements);
