@@ -173,7 +173,41 @@ pub fn ask(
 
 #[cfg(test)]
 mod tests {
+    use rand::rngs::SmallRng;
+    use rand::{RngExt as _, SeedableRng as _};
+
     use super::*;
+
+    /// Answers are shown as they come, as long as all that are shown fit.
+    #[test]
+    fn answers_fit_into_their_room_and_the_others_say_why() {
+        for seed in 0..100 {
+            let mut dice = SmallRng::seed_from_u64(seed);
+            let size = dice.random_range(0..1_000);
+            let (mut room, mut shown) = (Room(size), 0);
+            for _ in 0..dice.random_range(1..50) {
+                let nodes = vec![true; dice.random_range(0..200)];
+                let mut heard = Reply::nothing("n1".into(), "it is away");
+                let is_answer = dice.random_bool(0.8);
+                if is_answer {
+                    heard.outcome = Ok(pb::Inspection {
+                        reached: Some(pb::Reached { nodes }),
+                        ..pb::Inspection::default()
+                    });
+                }
+                let bytes = heard.outcome.as_ref().map_or(0, prost::Message::encoded_len);
+                let fits = is_answer && shown + bytes <= size;
+                shown += if fits { bytes } else { 0 };
+                let outcome = room.fit(heard).outcome.map(drop);
+                let expected = match (is_answer, fits) {
+                    (_, true) => Ok(()),
+                    (true, false) => Err("not shown: too many answers".to_owned()),
+                    (false, _) => Err("it is away".to_owned()),
+                };
+                assert_eq!(outcome, expected, "seed {seed}: {shown} of {size} bytes");
+            }
+        }
+    }
 
     /// One node that names senseless counts is named, and spoils no sum.
     #[test]

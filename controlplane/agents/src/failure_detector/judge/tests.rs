@@ -258,8 +258,8 @@ fn nobody_of_a_zone_is_suspected_when_many_of_it_are() {
     );
 }
 
-/// Whatever happens, a node is suspected only if its stream is quiet and nobody that was asked last reached it, and never
-/// too many are.
+/// Whatever happens, a node is suspected only if its stream is quiet, nobody that was asked last reached it, and somebody
+/// has said so within some pauses; and never too many are.
 #[test]
 fn only_nodes_that_nobody_reaches_are_suspected() {
     for seed in 0..500 {
@@ -267,20 +267,32 @@ fn only_nodes_that_nobody_reaches_are_suspected() {
         let nodes = dice.random_range(2..25);
         let mut cluster = Cluster::new(nodes, dice.random_range(0..4));
         let (mut dead, mut reached) = (BTreeSet::new(), BTreeMap::new());
-        for _ in 0..60 {
+        // Times of the last answers about a node, and since when its stream is quiet without an interruption.
+        let (mut answered, mut quiet_since) = (BTreeMap::new(), BTreeMap::new());
+        let mut is_anybody_there = true;
+        for _ in 0..100 {
             let node = dice.random_range(0..nodes);
-            match dice.random_range(0..12) {
+            match dice.random_range(0..18) {
                 0 => drop(dead.insert(node)),
                 1 => drop(dead.remove(&node)),
                 2 => cluster.fall_silent([node]),
                 3 => drop(cluster.quiet.remove(&node)),
                 4 => cluster.now += Duration::from_secs(dice.random_range(0..3)),
+                5 => is_anybody_there ^= true,
                 _ => {}
             }
             for node in &dead {
                 cluster.quiet.entry(*node).or_insert(cluster.now);
             }
+            quiet_since.retain(|node, _| cluster.quiet.contains_key(node));
+            for (node, since) in &cluster.quiet {
+                quiet_since.entry(*node).or_insert(*since);
+            }
             for round in cluster.look() {
+                if !is_anybody_there {
+                    continue;
+                }
+                answered.insert(round.about.to_string(), cluster.now);
                 let about_dead = dead.iter().any(|node| *name(*node) == *round.about);
                 let silent = dice.random_range(0..3);
                 let mut left: usize = round.asked.len();
@@ -308,6 +320,11 @@ fn only_nodes_that_nobody_reaches_are_suspected() {
                     "seed {seed}: {node} has a stream"
                 );
                 assert!(!reached[&node], "seed {seed}: {node} was reached");
+                let patience = ROUND + LASTS * pause(cluster.now - quiet_since[&number]);
+                assert!(
+                    cluster.now <= answered[&node] + patience + LOOK,
+                    "seed {seed}: nobody has spoken of {node}"
+                );
             }
         }
     }

@@ -11,6 +11,8 @@ use http_body_util::BodyExt as _;
 use kplane_desired_state::kubernetes::Api;
 use kplane_proto::v1::Hello;
 use kube::client::Body;
+use rand::rngs::SmallRng;
+use rand::{RngExt as _, SeedableRng as _};
 use serde_json::{Value, json};
 use tokio::time::Instant;
 use tonic::{Code, Status};
@@ -71,7 +73,12 @@ impl Cluster {
 
     /// Returns a token of an agent's pod; `serial` tells those of a node apart.
     fn token(&self, node: &str, serial: u64) -> Token {
-        let mut claims = claims(86_400);
+        self.token_for(node, serial, 86_400)
+    }
+
+    /// Returns a token with so many seconds left.
+    fn token_for(&self, node: &str, serial: u64, seconds: i64) -> Token {
+        let mut claims = claims(seconds);
         claims["kubernetes.io"]["node"] = json!({ "name": node });
         claims["jti"] = json!(serial);
         self.signer.token(&json!({"alg": "ES256", "kid": "k1"}), &claims)
@@ -201,6 +208,43 @@ async fn many_unknown_agents_do_not_get_in_while_the_api_server_is_away() {
     // The first of them finds out that the API server does not answer.
     cluster.is_unavailable("n2", &cluster.token("n2", 200)).await;
     join_all(later.iter().map(|token| cluster.is_unavailable("n2", token))).await;
+}
+
+/// Whatever the order of questions and outages, a token is taken without a review only in its time: within some seconds of the
+/// last review, or as long as nobody answers.
+#[tokio::test(start_paused = true)]
+async fn a_review_counts_for_a_while_and_not_beyond_the_time_of_the_token() {
+    const FRESH: Duration = Duration::from_secs(10);
+    // The API server decides about tokens whose time is over, by its own clock.
+    const LEFT: [i64; 4] = [-3_600, -1, 3_600, 86_400];
+    let cluster = Cluster::start().await;
+    let tokens = LEFT.map(|left| cluster.token_for("n1", 1, left));
+    let mut reviewed = [None::<Instant>; LEFT.len()];
+    let mut dice = SmallRng::seed_from_u64(1);
+    for step in 0..500 {
+        tokio::time::advance(Duration::from_millis(dice.random_range(0..6_000))).await;
+        let away = dice.random_bool(0.3);
+        let number = dice.random_range(0..LEFT.len());
+        let before = {
+            let mut script = cluster.script();
+            script.away = away;
+            script.reviews
+        };
+        let remembered = reviewed[number].filter(|_| LEFT[number] > 0);
+        let is_fresh = remembered.is_some_and(|at| at.elapsed() < FRESH);
+        let taken = cluster.greet("n1", &tokens[number]).await.map(drop);
+        let reviews = cluster.script().reviews - before;
+        let what = format!("step {step}: {} s left, away: {away}", LEFT[number]);
+        assert_eq!(reviews, usize::from(!away && !is_fresh), "{what}");
+        assert_eq!(
+            taken.is_ok(),
+            !away || remembered.is_some(),
+            "{what}: {taken:?}"
+        );
+        if reviews > 0 {
+            reviewed[number] = Some(Instant::now());
+        }
+    }
 }
 
 /// Measures what an agent's token costs: `cargo test --release -p kp-controlplane --lib token_check -- --ignored

@@ -1,6 +1,10 @@
 //! Places that no Service gets, and what one Service may cost.
 
+use std::collections::BTreeMap;
+
 use kplane_model::{Family, Reason};
+use proptest::prelude::*;
+use proptest::sample::select;
 
 use super::*;
 use crate::admission::Reserved;
@@ -358,4 +362,75 @@ fn what_services_have_taken_of_ranges_is_counted() {
     let addresses = index.totals().service_addresses;
     let addresses = Family::ALL.map(|family| addresses.of(family));
     assert_eq!(addresses, [(1 << 16) - 2, (1 << 16) - 1]);
+}
+
+/// An object of two Services, three Nodes and a range, in one of its states; `false` = it is gone.
+fn any_change() -> impl Strategy<Value = (Value, bool)> {
+    const IPS: [&str; 4] = ["192.0.2.1", "192.0.2.2", "10.244.1.7", "10.98.3.4"];
+    let web = (
+        select(&["1", "2"][..]),
+        select(&IPS[..]),
+        select(vec![80, 10250]),
+        select(vec![0, 443, 10250]),
+    );
+    let web = web.prop_map(|(number, external, port, node_port)| {
+        let mut web = at_address(&format!("web{number}"), external, port, node_port);
+        web["spec"]["clusterIP"] = json!(format!("10.96.0.{number}"));
+        web["spec"]["clusterIPs"] = json!([web["spec"]["clusterIP"]]);
+        web
+    });
+    let addresses = prop::collection::btree_set(select(&IPS[..2]), 0..3);
+    let ranges = select(&["", "10.244.1.0/24", "10.244.0.0/16"][..]);
+    let names = select(&["n1", "n2", "n3"][..]);
+    let of_node = (names, addresses, ranges).prop_map(|(name, addresses, range)| {
+        let mut node = node(&Vec::from_iter(addresses), range);
+        node["metadata"]["name"] = json!(name);
+        node
+    });
+    let cidr = json!({"kind": "ServiceCIDR", "metadata": {"name": "c"}, "spec": {"cidrs": ["10.98.0.0/16"]}});
+    let object = prop_oneof![3 => web, 5 => of_node, 1 => Just(cidr)];
+    (object, prop::bool::weighted(0.6))
+}
+
+/// Follows what is published of Services: the addresses and node ports of each port.
+fn follow(published: &mut BTreeMap<ServiceKey, String>, publication: Publication) {
+    for (key, new) in publication.services {
+        match new {
+            Some(of) => {
+                let served = (&of.port.external_ips, of.port.node_port);
+                published.insert(key, format!("{served:?}"))
+            }
+            None => published.remove(&key),
+        };
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(128))]
+
+    /// Whatever Nodes, Services and ranges went through, an index serves and says what a new one does.
+    #[test]
+    fn places_do_not_depend_on_what_was_before(
+        changes in prop::collection::vec(any_change(), 1..30),
+    ) {
+        let (mut index, _) = index(&[]);
+        let (mut world, mut published) = (BTreeMap::new(), BTreeMap::new());
+        for (object, there) in changes {
+            let name = format!("{} {}", object["kind"], object["metadata"]["name"]);
+            let event = if there {
+                world.insert(name, object.clone());
+                Event::Apply(self::object(&object))
+            } else {
+                world.remove(&name);
+                Event::Delete(self::object(&object).object.id())
+            };
+            let publication = index.apply(batch(vec![event])).publication;
+            publication.into_iter().for_each(|publication| follow(&mut published, publication));
+            let (fresh, publication) = self::index(&Vec::from_iter(world.values().cloned()));
+            let mut afresh = BTreeMap::new();
+            follow(&mut afresh, publication);
+            prop_assert_eq!(&published, &afresh);
+            prop_assert_eq!(index.issues(), fresh.issues());
+        }
+    }
 }

@@ -1,10 +1,12 @@
 //! A control plane that has just started says of no Pod that it is gone.
 
+use kplane_agents::fleet::Session;
 use kplane_desired_state::admission::Admission;
 use kplane_desired_state::index::{Suspicion, Suspicions};
 use kplane_desired_state::k8s::Kind;
 use kplane_desired_state::source::Batch;
 use kplane_desired_state::source::manifests::parse;
+use kplane_model::ServiceKey;
 use tokio::sync::oneshot;
 
 use super::*;
@@ -83,6 +85,54 @@ async fn the_time_of_a_hook_counts_for_a_pod_that_is_terminating() {
     let last = hub.streams().departures.latest().last().unwrap().1.clone();
     assert_eq!(last.reason, "n1 did not confirm");
     assert!(last.waited_ms >= 300, "{last:?}");
+}
+
+/// A node confirms by a report of this control plane's state or a later one, in which the kernel holds the Service.
+#[tokio::test]
+async fn only_a_kernel_that_holds_the_service_confirms() {
+    let failure = |name: &str, degraded| pb::ObjectFailure {
+        key: Some((&ServiceKey::sample("shop", name)).into()),
+        degraded,
+        ..pb::ObjectFailure::default()
+    };
+    for (failures, is_behind, is_of_another, confirms) in [
+        (vec![], false, false, true),
+        (vec![], true, false, false),
+        (vec![], false, true, false),
+        (vec![failure("web", false)], false, false, false),
+        (vec![failure("web", true)], false, false, true),
+        (vec![failure("other", false)], false, false, true),
+        (
+            vec![failure("other", false), failure("web", false)],
+            false,
+            false,
+            false,
+        ),
+    ] {
+        let what = format!("{failures:?}, behind: {is_behind}, of another: {is_of_another}");
+        let (hub, source) = Hub::sample_with_index("test", Admission::default());
+        source.send(batch()).await.unwrap();
+        let (session, _lives, _asked) = Session::begin(
+            hub.agents(),
+            &"n1".into(),
+            &pb::Hello::default(),
+            String::new(),
+        )
+        .unwrap();
+        let within = Duration::from_millis(if confirms { 30_000 } else { 60 });
+        let mut asked = Box::pin(ask(&hub, within));
+        let early = timeout_at(Instant::now() + Duration::from_millis(20), &mut asked).await;
+        assert!(early.is_err(), "n1 has reported nothing: {early:?}");
+        let revision = hub.store().wanted("n1");
+        session.report(pb::Report {
+            epoch: hub.store().epoch() + u64::from(is_of_another),
+            applied_revision: if is_behind { 0 } else { revision },
+            failures,
+            ..pb::Report::default()
+        });
+        let expected = if confirms { LeavingOutcome::Gone } else { LeavingOutcome::Bound };
+        assert_eq!(asked.await, Some(expected), "{what}");
+    }
 }
 
 #[tokio::test]

@@ -1,5 +1,7 @@
 //! Lists that are believed, and lists that are not.
 
+use proptest::prelude::*;
+
 use super::*;
 use crate::k8s::{ObjectMeta, Service};
 
@@ -170,4 +172,50 @@ fn watches_keep_the_census_up_to_date() {
     memory.advance(120);
     memory.advance(110);
     assert_eq!(memory.seen(), 120);
+}
+
+/// A list: the pause before it in seconds, its version, and the objects that it has.
+fn any_list() -> impl Strategy<Value = (u64, u64, usize)> {
+    let version = prop_oneof![97_u64..100, 100_u64..102];
+    let objects = prop_oneof![Just(0_usize), Just(3), Just(20), Just(20)];
+    (prop_oneof![Just(0_u64), Just(40)], version, objects)
+}
+
+proptest! {
+    /// A doubtful list counts if the lists before it raise the same doubts, none is older than the one before it, and they go
+    /// on for long enough; and not otherwise.
+    #[test]
+    fn only_lists_that_do_not_go_back_confirm_each_other(lists in prop::collection::vec(any_list(), 1..40)) {
+        let mut memory = memory(Kind::Service, 20);
+        let mut now = Instant::now();
+        // The lists since the last one that counts, with their times.
+        let mut doubted: Vec<(Instant, u64, usize)> = Vec::new();
+        for (pause, version, objects) in lists {
+            now += u32::try_from(pause).unwrap() * SECOND;
+            let named = census(&memory, 0..objects);
+            doubted.push((now, version, objects));
+            let doubts = |version: u64, objects: usize| (version < 100, objects < 20, objects == 0);
+            let doubt = doubts(version, objects);
+            let agreeing = doubted.windows(2).rev().take_while(|pair| {
+                let [(_, before, _), (_, after, _)] = pair else { unreachable!() };
+                before <= after && pair.iter().all(|(_, version, objects)| doubts(*version, *objects) == doubt)
+            });
+            let agreeing = agreeing.count();
+            let since = now - doubted[doubted.len() - 1 - agreeing].0;
+            let (backwards, shrunk, emptied) = doubt;
+            let needed = if emptied || backwards && shrunk { EMPTY_FOR } else { Duration::ZERO };
+            let verdict = memory.judge(version, &named, now);
+            if doubt == (false, false, false) {
+                prop_assert_eq!(verdict, Verdict::Accept);
+                doubted.clear();
+            } else if agreeing >= 2 && since >= needed {
+                prop_assert_eq!(verdict, Verdict::Confirmed);
+                // The next list is one of a memory as it was.
+                doubted.clear();
+            } else {
+                prop_assert_eq!(matches!(verdict, Verdict::Ignore(_)), backwards, "{:?}", verdict);
+                prop_assert_eq!(matches!(verdict, Verdict::KeepMissing(_)), !backwards, "{:?}", verdict);
+            }
+        }
+    }
 }
