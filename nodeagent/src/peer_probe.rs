@@ -94,6 +94,24 @@ mod tests {
         }
     }
 
+    /// A refusal is an answer as a connection is, and an error of this machine is none.
+    #[tokio::test]
+    async fn whoever_answers_is_there() {
+        let bound = || {
+            let socket = tokio::net::TcpSocket::new_v4().unwrap();
+            socket.bind(SocketAddr::from(([127, 0, 0, 1], 0))).unwrap();
+            socket
+        };
+        let (refusing, listening) = (bound(), bound().listen(1).unwrap());
+        for (place, is_there) in [
+            (listening.local_addr().unwrap(), true),
+            (refusing.local_addr().unwrap(), true),
+            (SocketAddr::from(([255; 4], 80)), false),
+        ] {
+            assert_eq!(connects(place).await, is_there, "{place}");
+        }
+    }
+
     #[tokio::test]
     async fn a_question_is_bounded_and_what_is_no_address_does_not_answer() {
         let nodes = vec![target(&["nowhere", "127.0.0.1"]); 100];

@@ -198,11 +198,15 @@ fn u57_flows_stay_with_their_endpoints() {
     datagrams::ask(&new, b"me too");
 }
 
+/// Returns the number of the tests' network namespace.
+fn own_namespace() -> u64 {
+    std::fs::metadata("/proc/thread-self/ns/net").unwrap().ino()
+}
+
 /// A successor that asks, and ends before it has confirmed anything.
-fn dying_successor(path: &Path, version: u16) -> Socket {
+fn dying_successor(path: &Path, version: u16, namespace: u64) -> Socket {
     let socket = Socket::new(Domain::UNIX, Type::SEQPACKET, None).unwrap();
     socket.connect(&SockAddr::unix(path).unwrap()).unwrap();
-    let namespace = std::fs::metadata("/proc/thread-self/ns/net").unwrap().ino();
     let mut hello = vec![0];
     hello.extend(b"kplaneho");
     hello.extend(version.to_be_bytes());
@@ -222,7 +226,7 @@ fn u57_a_successor_that_dies_leaves_everything_to_the_predecessor() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("proxy.sock");
         let listener = HandoverListener::open(&path).unwrap();
-        let dying = dying_successor(&path, 1);
+        let dying = dying_successor(&path, 1, own_namespace());
         let successor = asked(&listener).unwrap();
         drop(dying);
         let (bundle, error) = successor.give(bundle).unwrap_err();
@@ -234,17 +238,23 @@ fn u57_a_successor_that_dies_leaves_everything_to_the_predecessor() {
 }
 
 #[test]
-fn u57_another_version_gets_a_refusal_with_its_reason() {
+fn u57_another_version_or_namespace_gets_a_refusal_with_its_reason() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("proxy.sock");
     let listener = HandoverListener::open(&path).unwrap();
-    let mut successor = dying_successor(&path, 99);
-    let error = asked(&listener).unwrap_err();
-    assert!(matches!(error, HandoverError::Refused(_)), "{error}");
-    let mut answer = vec![0; 256];
-    let count = successor.read(&mut answer).unwrap();
-    let answer = String::from_utf8_lossy(&answer[..count]);
-    assert!(answer.contains("version 99"), "{answer}");
+    for (version, namespace, reason) in [
+        (99, own_namespace(), "version 99"),
+        (1, own_namespace() + 1, "another network namespace"),
+        (99, own_namespace() + 1, "version 99"),
+    ] {
+        let mut successor = dying_successor(&path, version, namespace);
+        let error = asked(&listener).unwrap_err();
+        assert!(matches!(error, HandoverError::Refused(_)), "{error}");
+        let mut answer = vec![0; 256];
+        let count = successor.read(&mut answer).unwrap();
+        let answer = String::from_utf8_lossy(&answer[..count]);
+        assert!(answer.contains(reason), "{answer}");
+    }
 }
 
 #[test]
