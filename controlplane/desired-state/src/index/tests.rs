@@ -2,6 +2,7 @@
 
 mod address_claims;
 mod causes;
+mod details;
 mod large;
 mod policies;
 mod proxying;

@@ -92,6 +92,16 @@ pub struct SliceFacts {
 const LAST_GOOD_STATE: &str = "last good state";
 /// Maximum number of other objects that the facts name.
 const NAMED: usize = 5;
+/// Number of Services, and of their endpoints, after which a slice of many details ends. A slice takes some milliseconds, in which
+/// nothing is published.
+pub(super) const SLICE: (usize, usize) = (256, 4_096);
+
+/// The EndpointSlices of one namespace that belong to no Service, sorted by name.
+#[derive(Debug, Default)]
+struct Strays {
+    namespace: Arc<str>,
+    names: Vec<Arc<str>>,
+}
 
 impl Index {
     /// Returns a page of the ServicePorts that a selection wants, sorted by key.
@@ -112,7 +122,7 @@ impl Index {
     /// the Service.
     pub fn detail(&self, name: &ServiceName, upstream: &[Issue]) -> Option<ServiceDetail> {
         let slices = self.slices_of.get(name);
-        let is_its = |issue: &Issue| {
+        let is_its = |issue: &&Issue| {
             let object = &issue.object;
             let in_namespace = *object.namespace == *name.namespace;
             let is_of_object = in_namespace
@@ -124,21 +134,61 @@ impl Index {
                 };
             is_of_object || self.is_of_file(issue, name)
         };
-        let mut issues = self.issues();
-        issues.extend_from_slice(upstream);
-        issues.retain(is_its);
-        issues.sort();
-        let mut facts = self.facts(name);
-        if !self.services.contains_key(name) && facts.skipped.is_none() && issues.is_empty() {
-            return None;
+        let mut detail = self.own_detail(name, &mut Strays::default());
+        let of_others = self.source_issues.iter().chain(upstream).filter(is_its);
+        detail.issues.extend(of_others.cloned());
+        detail.issues.sort();
+        let is_known = self.services.contains_key(name) || detail.facts.skipped.is_some();
+        (is_known || !detail.issues.is_empty()).then_some(detail)
+    }
+
+    /// Returns the names of the Services that a selection wants and nodes serve, or should, sorted.
+    pub fn names(&self, selection: &Selection) -> Vec<ServiceName> {
+        let wanted = self.services.keys().filter(|name| selection.wants(name));
+        let mut names: Vec<_> = wanted.cloned().collect();
+        names.sort_unstable();
+        names
+    }
+
+    /// Returns the details of the first of some Services, at least of one: of as many as fit into one answer of the index's task.
+    /// Issues are those of the Services and their slices, and not those of whole files. `names` are sorted.
+    pub fn details(&self, names: &[ServiceName]) -> Vec<ServiceDetail> {
+        let (services, endpoints) = SLICE;
+        let (mut strays, mut room) = (Strays::default(), Some(endpoints));
+        let mut details = Vec::new();
+        for name in names.iter().take(services) {
+            let Some(left) = room else { break };
+            let detail = self.own_detail(name, &mut strays);
+            let took: usize = detail.ports.iter().map(|view| view.endpoints.len()).sum();
+            room = left.checked_sub(took);
+            details.push(detail);
         }
+        details
+    }
+
+    /// Returns what the index knows of one Service. The work does not grow with the number of other Services, or their issues.
+    fn own_detail(&self, name: &ServiceName, strays: &mut Strays) -> ServiceDetail {
+        let service = ObjectId {
+            kind: Kind::Service,
+            namespace: name.namespace.clone(),
+            name: name.name.clone(),
+        };
+        let slices = self.slices_of.get(name).into_iter().flatten();
+        let objects = [&service].into_iter().chain(slices);
+        let of_objects = objects.filter_map(|id| self.object_issues.get(id)).flatten();
+        let of_service = self.service_issues.get(name).into_iter().flatten();
+        let issues = of_objects.chain(of_service).cloned().collect();
         let ports = self.ports_of(name);
+        let mut facts = self.facts(name);
         facts.chained = self.chained(&ports);
-        Some(ServiceDetail {
+        if facts.slices.is_empty() {
+            facts.strays = self.strays(name, strays);
+        }
+        ServiceDetail {
             ports,
             issues,
             facts,
-        })
+        }
     }
 
     /// Returns whether objects of a Service's file keep their last good state, because the file cannot be read.
@@ -171,7 +221,7 @@ impl Index {
             held: entry.is_some_and(|entry| entry.held),
             origin: entry.map(|entry| entry.origin.clone()).unwrap_or_default(),
             slices: slices.collect(),
-            strays: self.strays(name),
+            strays: Vec::new(),
             service_ranges: self.cidrs.values().flatten().copied().collect(),
             chained: Vec::new(),
             suspected: (self.suspected_of(name), self.suspicions.act),
@@ -204,22 +254,41 @@ impl Index {
         chained.into_iter().take(NAMED).collect()
     }
 
-    /// Returns EndpointSlices of the Service's namespace that belong to no Service.
-    fn strays(&self, of: &ServiceName) -> Vec<Arc<str>> {
-        let is_stray = |(id, issues): &(&ObjectId, &Vec<Issue>)| {
-            id.kind == Kind::EndpointSlice
-                && id.namespace == of.namespace
-                && issues.iter().any(|issue| issue.code == Reason::SliceWithoutService)
+    /// Returns EndpointSlices of the Service's namespace that belong to no Service. `known` are those of the Service before,
+    /// which often has the same namespace.
+    fn strays(&self, of: &ServiceName, known: &mut Strays) -> Vec<Arc<str>> {
+        if known.namespace != of.namespace {
+            *known = self.strays_in(&of.namespace);
+        }
+        let names = &known.names;
+        let is_akin = |stray: &Arc<str>| stray.starts_with(&*of.name);
+        let begin = names.partition_point(|stray| **stray < *of.name);
+        let akin = names[begin..].partition_point(is_akin);
+        let (before, from) = names.split_at(begin);
+        let (akin, behind) = from.split_at(akin);
+        akin.iter().chain(before).chain(behind).take(NAMED).cloned().collect()
+    }
+
+    fn strays_in(&self, namespace: &Arc<str>) -> Strays {
+        let first = ObjectId {
+            kind: Kind::EndpointSlice,
+            namespace: namespace.clone(),
+            name: "".into(),
         };
-        let mut strays: Vec<_> = self
+        let in_namespace =
+            |id: &ObjectId| id.kind == Kind::EndpointSlice && id.namespace == *namespace;
+        let names = self
             .object_issues
-            .iter()
-            .filter(is_stray)
-            .map(|(id, _)| id.name.clone())
-            .collect();
-        strays.sort_by_key(|stray| !stray.starts_with(&*of.name));
-        strays.truncate(NAMED);
-        strays
+            .range(first..)
+            .take_while(|(id, _)| in_namespace(id))
+            .filter(|(_, issues)| {
+                issues.iter().any(|issue| issue.code == Reason::SliceWithoutService)
+            })
+            .map(|(id, _)| id.name.clone());
+        Strays {
+            namespace: namespace.clone(),
+            names: names.collect(),
+        }
     }
 
     /// Returns the UID of a Service, or of an object that has issues of its own.
