@@ -159,6 +159,10 @@ reasons! {
     AgentDisconnected,
     /// A node's kernel does not take the Service.
     NotProgrammed,
+    /// Two agents claim a node, or program its kernel.
+    AgentConflict,
+    /// An operator's order freezes a node.
+    NodeFrozen,
     /// A node has not applied the newest state yet.
     Behind,
     /// A node's agent keeps objects that the source does not name.

@@ -272,6 +272,13 @@ impl StatusService for Canned {
         Err(Status::unimplemented("no such method"))
     }
 
+    async fn list_findings(
+        &self,
+        _: Request<pb::ListFindingsRequest>,
+    ) -> Result<Response<pb::FindingsAnswer>, Status> {
+        Err(Status::unimplemented("it has no findings"))
+    }
+
     async fn list_policies(
         &self,
         request: Request<pb::ListPoliciesRequest>,

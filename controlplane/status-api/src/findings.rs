@@ -9,6 +9,7 @@
 //! `docs/reasons.md` explains each code.
 
 mod avoided;
+mod broken;
 mod endpoints;
 mod fleet;
 mod host_findings;
@@ -24,12 +25,13 @@ use std::net::IpAddr;
 use kplane_desired_state::convert::SkipReason;
 use kplane_desired_state::index::{Facts, ServiceDetail};
 use kplane_desired_state::k8s::SERVICE_PROXY_NAME_LABEL;
-use kplane_model::{Family, NodeFacts, NodeName, Reason, ServiceName, Severity};
+use kplane_model::{Family, NodeName, Reason, ServiceName, Severity};
 use kplane_proto::v1 as pb;
 
 pub(crate) use self::avoided::avoided;
+pub(crate) use self::broken::{Broken, WorstFirst};
 pub(crate) use self::endpoints::is_published;
-pub(crate) use self::fleet::{Place, of_fleet};
+pub(crate) use self::fleet::{Place, of_fleet, of_state};
 pub(crate) use self::host_findings::host_findings;
 pub(crate) use self::reported::{Remarks, reported};
 
@@ -46,8 +48,10 @@ pub(crate) struct Finding {
     pub(crate) text: String,
     /// What to do or to type; empty if nothing has to be done.
     pub(crate) fix: String,
-    /// The nodes that it is about, sorted; empty for all.
+    /// The first nodes that it is about, sorted; empty for all.
     pub(crate) nodes: Vec<NodeName>,
+    /// Number of nodes that are not in `nodes`.
+    pub(crate) nodes_omitted: u64,
 }
 
 impl Finding {
@@ -63,24 +67,52 @@ impl Finding {
             text: text.into(),
             fix: fix.into(),
             nodes: Vec::new(),
+            nodes_omitted: 0,
         }
     }
 
     pub(crate) fn on(self, nodes: Vec<NodeName>) -> Self {
-        Self { nodes, ..self }
+        let count = nodes.len();
+        self.on_some(nodes, count)
+    }
+
+    /// Returns whether connections fail, or may fail.
+    pub(crate) fn is_bad(&self) -> bool {
+        self.severity != Severity::Info
+    }
+
+    /// Sets the nodes: the first ones, and the number of all.
+    fn on_some(self, mut nodes: Vec<NodeName>, count: usize) -> Self {
+        nodes.truncate(NODES_NAMED);
+        let nodes_omitted = (count - nodes.len()) as u64;
+        Self {
+            nodes,
+            nodes_omitted,
+            ..self
+        }
     }
 
     /// Returns the finding as the API shows it.
     pub(crate) fn to_wire(&self) -> pb::Finding {
-        let (nodes, nodes_omitted) = named(self.nodes.iter());
         pb::Finding {
             code: self.code.code().to_owned(),
             severity: pb::Severity::from(self.severity).into(),
             text: self.text.clone(),
             fix: self.fix.clone(),
-            nodes,
-            nodes_omitted,
+            nodes: self.nodes.iter().map(ToString::to_string).collect(),
+            nodes_omitted: self.nodes_omitted,
         }
+    }
+}
+
+/// Longest text of a problem or a finding in a list, in bytes.
+const TEXT_BYTES: usize = 1 << 10;
+
+/// Cuts a text to the maximum length.
+pub(crate) fn cut(text: &mut String) {
+    if text.len() > TEXT_BYTES {
+        text.truncate(text.floor_char_boundary(TEXT_BYTES));
+        text.push_str(" ..");
     }
 }
 
@@ -91,11 +123,12 @@ fn named<'n>(nodes: impl ExactSizeIterator<Item = &'n NodeName>) -> (Vec<String>
     (names.collect(), omitted)
 }
 
-/// Returns the findings about a Service as it is written and published, the worst first. `nodes` are all nodes.
-pub(crate) fn of_service<'n>(
+/// Returns the findings about a Service as it is written and published, the worst first. `nodes` are all nodes, sorted. The work
+/// does not grow with their number.
+pub(crate) fn of_service(
     service: &ServiceName,
     detail: &ServiceDetail,
-    nodes: impl Iterator<Item = &'n NodeFacts> + Clone,
+    nodes: &[NodeName],
 ) -> Vec<Finding> {
     let mut findings = Vec::new();
     let facts = &detail.facts;

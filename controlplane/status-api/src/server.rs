@@ -5,6 +5,7 @@
 mod affinity;
 pub mod approval;
 mod attempts;
+mod broken;
 mod convergence;
 mod description;
 mod desired;
@@ -38,6 +39,7 @@ mod tests;
 mod views;
 mod why;
 
+pub(crate) use broken::{Scope, worst_first};
 pub use desired::DesiredServer;
 pub use guarded::Guarded;
 pub(crate) use guarded::{admit, connection};

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use kplane_model::{NodeName, Reason, Severity};
-use kplane_proto::v1::LagState;
+use kplane_proto::v1::{LagState, NodeState};
 
 use super::Finding;
 
@@ -44,6 +44,33 @@ pub(crate) fn of_fleet<'a>(places: impl Iterator<Item = Place<'a>>) -> Vec<Findi
         .collect()
 }
 
+/// Returns the finding about nodes that are in a state for the same reason; `None` if nothing is wrong with them.
+pub(crate) fn of_state(state: NodeState, error: &str, nodes: Vec<NodeName>) -> Option<Finding> {
+    let code = match state {
+        NodeState::InSync | NodeState::Unspecified => return None,
+        NodeState::NoAgent => Reason::NoAgent,
+        NodeState::Disconnected => Reason::AgentDisconnected,
+        NodeState::Failing => Reason::NotProgrammed,
+        NodeState::Syncing => Reason::Behind,
+        NodeState::Unverified => Reason::Unverified,
+        NodeState::Holding => Reason::AgentHolding,
+        NodeState::Conflict => Reason::AgentConflict,
+        NodeState::Unknown => Reason::NodeUnknown,
+        NodeState::Frozen => Reason::NodeFrozen,
+    };
+    let text = match error {
+        "" => "the kernel does not hold the newest state yet",
+        error => error,
+    };
+    let first = nodes.first().map_or("", |node| &**node);
+    let (severity, fix) = match code {
+        // The node has not compared its kernel for far longer than it should.
+        Reason::Unverified => (Severity::Warning, fix(Reason::NotProgrammed, first)),
+        code => (severity(code), fix(code, first)),
+    };
+    Some(Finding::new(code, severity, text, fix).on(nodes))
+}
+
 fn code_of(state: LagState) -> Reason {
     match state {
         LagState::NoAgent => Reason::NoAgent,
@@ -58,7 +85,7 @@ fn code_of(state: LagState) -> Reason {
 
 fn severity(code: Reason) -> Severity {
     match code {
-        Reason::NotProgrammed | Reason::NoAgent => Severity::Error,
+        Reason::NotProgrammed | Reason::NoAgent | Reason::AgentConflict => Severity::Error,
         Reason::Unverified => Severity::Info,
         _ => Severity::Warning,
     }
@@ -81,6 +108,11 @@ fn fix(code: Reason, node: &str) -> String {
         Reason::NotProgrammed | Reason::Degraded => {
             format!("kpctl status, then the agent's log: {agent}")
         }
+        Reason::NodeFrozen => {
+            format!("kpctl thaw --node {node}, if the order is not needed any more")
+        }
+        // The text says it.
+        Reason::AgentConflict => String::new(),
         _ => "wait: kpctl wait service/NAMESPACE/NAME --for=verified".to_owned(),
     }
 }

@@ -2,22 +2,19 @@
 
 use kplane_desired_state::index::{PortView, ServiceDetail};
 use kplane_model::select::local_by_node;
-use kplane_model::{Endpoint, NodeFacts, NodeName, Reason, ServicePort, Severity, TrafficPolicy};
+use kplane_model::{Endpoint, NodeName, Reason, ServicePort, Severity, TrafficPolicy};
 
-use super::Finding;
+use super::{Finding, NODES_NAMED};
 
 /// Returns what a reader has to know about a Service's policies.
-pub(super) fn all<'n>(
-    detail: &ServiceDetail,
-    nodes: impl Iterator<Item = &'n NodeFacts> + Clone,
-) -> Vec<Finding> {
+pub(super) fn all(detail: &ServiceDetail, nodes: &[NodeName]) -> Vec<Finding> {
     let mut findings = Vec::new();
     // Without any endpoint connections are refused everywhere, and another finding says so.
     let usable = |view: &&PortView| view.endpoints.iter().any(Endpoint::is_usable);
     let usable: Vec<_> = detail.ports.iter().filter(usable).collect();
     let external = usable.iter().copied().find(|view| is_local_outside(&view.port));
     if let Some(view) = external {
-        findings.extend(external_local(view, nodes.clone()));
+        findings.extend(external_local(view, nodes));
     }
     let internal = usable
         .iter()
@@ -40,24 +37,22 @@ fn is_local_outside(port: &ServicePort) -> bool {
     port.external_policy == TrafficPolicy::Local && port.externally_accessible()
 }
 
-/// Returns the nodes that have no endpoint of a port under policy Local, and the number of all.
-fn without_local<'n>(
-    view: &PortView,
-    nodes: impl Iterator<Item = &'n NodeFacts> + Clone,
-) -> (Vec<NodeName>, usize) {
+/// Returns the first nodes that have no endpoint of a port under policy Local, and the number of such nodes.
+fn without_local(view: &PortView, nodes: &[NodeName]) -> (Vec<NodeName>, usize) {
     let with = local_by_node(&view.endpoints);
-    let all = nodes.clone().count();
-    let without = nodes.filter(|node| !with.contains_key(&node.name));
-    (without.map(|node| node.name.clone()).collect(), all)
+    let are_nodes = with.keys().filter(|node| nodes.binary_search(node).is_ok());
+    let count = nodes.len() - are_nodes.count();
+    let without = nodes.iter().filter(|node| !with.contains_key(*node));
+    (
+        without.take(count.min(NODES_NAMED)).cloned().collect(),
+        count,
+    )
 }
 
 /// A18: connections of clients outside are dropped where no endpoint is.
-fn external_local<'n>(
-    view: &PortView,
-    nodes: impl Iterator<Item = &'n NodeFacts> + Clone,
-) -> Option<Finding> {
-    let (without, all) = without_local(view, nodes);
-    let count = without.len();
+fn external_local(view: &PortView, nodes: &[NodeName]) -> Option<Finding> {
+    let (without, count) = without_local(view, nodes);
+    let all = nodes.len();
     let (severity, fix) = match view.port.health_check_node_port {
         Some(port) => (
             Severity::Info,
@@ -76,24 +71,21 @@ fn external_local<'n>(
             "externalTrafficPolicy is Local, and {count} of {all} nodes have no endpoint: connections of clients \
              outside of the cluster are dropped there"
         );
-        Finding::new(Reason::ExternalPolicyLocal, severity, text, fix).on(without)
+        Finding::new(Reason::ExternalPolicyLocal, severity, text, fix).on_some(without, count)
     })
 }
 
 /// A18: connections of a node's own Pods to the ClusterIP are dropped where no endpoint is.
-fn internal_local<'n>(
-    view: &PortView,
-    nodes: impl Iterator<Item = &'n NodeFacts> + Clone,
-) -> Option<Finding> {
-    let (without, all) = without_local(view, nodes);
-    let count = without.len();
+fn internal_local(view: &PortView, nodes: &[NodeName]) -> Option<Finding> {
+    let (without, count) = without_local(view, nodes);
+    let all = nodes.len();
     (count > 0).then(|| {
         let text = format!(
             "internalTrafficPolicy is Local, and {count} of {all} nodes have no endpoint: connections of Pods on \
              these nodes to the ClusterIP are dropped"
         );
         let fix = "run an endpoint on each node (a DaemonSet), or set internalTrafficPolicy to Cluster";
-        Finding::new(Reason::InternalPolicyLocal, Severity::Warning, text, fix).on(without)
+        Finding::new(Reason::InternalPolicyLocal, Severity::Warning, text, fix).on_some(without, count)
     })
 }
 

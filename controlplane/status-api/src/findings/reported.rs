@@ -1,13 +1,12 @@
 //! What agents report of their nodes besides the state: obstructions, failures and endpoints that proxies avoid. A node with
 //! any of them may be in sync all the same.
 
-use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 
-use kplane_model::{NodeName, Reason, nodes_agree};
+use kplane_model::{NodeName, Reason, ServiceName, nodes_agree};
 use kplane_proto::v1::{self as pb, Severity};
 
-use super::{host_findings, named};
+use super::{Broken, host_findings, named};
 
 /// Maximum number of failures of one node that are compared with those of others.
 const FAILURES: usize = 20;
@@ -59,8 +58,12 @@ fn kind(failure: &pb::ObjectFailure) -> (Reason, Severity) {
     }
 }
 
-/// Returns one finding for each kind of trouble, with the nodes that have it: errors first, then what most nodes have.
-pub(crate) fn reported(nodes: &[(&NodeName, &pb::Report)]) -> Vec<pb::Finding> {
+/// Returns one finding for each kind of trouble, with the nodes that have it. `local_ms` turns a time of a node's report into one of
+/// this machine's clock.
+pub(crate) fn reported(
+    nodes: &[(&NodeName, &pb::Report)],
+    local_ms: impl Fn(&NodeName, u64) -> u64,
+) -> Vec<Broken> {
     let found: Vec<_> = nodes
         .iter()
         .map(|(node, report)| {
@@ -68,45 +71,50 @@ pub(crate) fn reported(nodes: &[(&NodeName, &pb::Report)]) -> Vec<pb::Finding> {
             (*node, found)
         })
         .collect();
-    let mut findings = host_findings(found.iter().map(|(node, found)| (*node, &**found)));
-    findings.extend(failures(nodes));
-    findings.extend(avoided(nodes));
-    findings.sort_by_key(|finding| {
-        let count = finding.nodes.len() as u64 + finding.nodes_omitted;
-        (finding.severity() == Severity::Warning, Reverse(count))
-    });
-    findings
+    let around = host_findings(found.iter().map(|(node, found)| (*node, &**found)));
+    let mut all: Vec<_> = around.into_iter().map(Broken::of_nodes).collect();
+    all.extend(failures(nodes, local_ms));
+    all.extend(avoided(nodes));
+    all
 }
 
 /// Returns a finding for each object that nodes do not serve as desired, for the same reason.
-fn failures(nodes: &[(&NodeName, &pb::Report)]) -> impl Iterator<Item = pb::Finding> {
-    let mut found = BTreeMap::<_, BTreeSet<&NodeName>>::new();
+fn failures(
+    nodes: &[(&NodeName, &pb::Report)],
+    local_ms: impl Fn(&NodeName, u64) -> u64,
+) -> impl Iterator<Item = Broken> {
+    let mut found = BTreeMap::<_, (u64, BTreeSet<&NodeName>)>::new();
     for (node, report) in nodes.iter().copied() {
         for failure in report.failures.iter().take(FAILURES) {
             let key = failure.key.as_ref();
             let service = key.map(|key| (&*key.namespace, &*key.name));
             let (reason, severity) = kind(failure);
             let problem = (reason, severity as i32, service, &*failure.reason);
-            found.entry(problem).or_default().insert(node);
+            let (since_ms, nodes) = found.entry(problem).or_insert((u64::MAX, BTreeSet::new()));
+            *since_ms = local_ms(node, failure.since_ms).min(*since_ms);
+            nodes.insert(node);
         }
     }
-    found.into_iter().map(|((reason, severity, service, text), nodes)| {
-        let (text, fix) = match service {
-            Some((namespace, name)) => (
-                format!("{namespace}/{name}: {text}"),
-                format!("kpctl describe service {namespace}/{name}"),
-            ),
+    found.into_iter().map(|((reason, severity, service, text), (since_ms, nodes))| {
+        let text = text.to_owned();
+        let broken = match service {
+            Some((namespace, name)) => {
+                let fix = format!("kpctl describe service {namespace}/{name}");
+                let service = ServiceName::new(namespace, name);
+                Broken::of_service(&service, on(&nodes, reason, severity, text, fix))
+            }
             None => {
                 let first = nodes.first().map_or("", |node| &***node);
-                (text.to_owned(), format!("kpctl describe node {first}"))
+                let fix = format!("kpctl describe node {first}");
+                Broken::of_nodes(on(&nodes, reason, severity, text, fix))
             }
         };
-        on(&nodes, reason, severity, text, fix)
+        broken.since(since_ms)
     })
 }
 
 /// Returns a finding for each endpoint that the userspace proxies of several nodes avoid.
-fn avoided(nodes: &[(&NodeName, &pb::Report)]) -> impl Iterator<Item = pb::Finding> {
+fn avoided(nodes: &[(&NodeName, &pb::Report)]) -> impl Iterator<Item = Broken> {
     let mut found = BTreeMap::<_, BTreeSet<&NodeName>>::new();
     for (node, report) in nodes.iter().copied() {
         for one in &report.avoided {
@@ -122,7 +130,8 @@ fn avoided(nodes: &[(&NodeName, &pb::Report)]) -> impl Iterator<Item = pb::Findi
                 format!("the userspace proxies avoid the endpoint {address} of {namespace}/{name}");
             let fix = format!("kpctl describe service {namespace}/{name}");
             let severity = Severity::Warning as i32;
-            on(&nodes, Reason::EndpointAvoided, severity, text, fix)
+            let finding = on(&nodes, Reason::EndpointAvoided, severity, text, fix);
+            Broken::of_service(&ServiceName::new(namespace, name), finding)
         },
     )
 }

@@ -22,7 +22,7 @@ use super::html::{Origin, Section};
 use super::sheet::{Filter, Sheet};
 use super::trend::Trend;
 use super::{cards, changes, lists, map, matrix, overview, reasons, strip, terminal};
-use crate::server::{Overview, RecorderServer, StatusServer};
+use crate::server::{Overview, RecorderServer, Scope, StatusServer, worst_first};
 
 /// Objects on a sheet with a list.
 const ROWS: u32 = 200;
@@ -82,7 +82,7 @@ impl AnswerSources {
         caller: Option<&Caller>,
     ) -> Result<Vec<Section>, Problem> {
         match sheet {
-            Sheet::Fleet => Ok(self.fleet().await),
+            Sheet::Fleet => self.fleet().await,
             Sheet::Nodes(filter) => self.nodes(filter).await,
             Sheet::Services(filter) => self.services(filter).await,
             Sheet::Node(name) => self.node(name).await,
@@ -97,17 +97,22 @@ impl AnswerSources {
         }
     }
 
-    async fn fleet(&self) -> Vec<Section> {
+    async fn fleet(&self) -> Result<Vec<Section>, Problem> {
         let others = match &self.peers {
             Some(peers) => peers.nodes().await,
             None => Arc::<Collected>::default(),
         };
         let overview = Overview::of(&self.hub, &others);
-        let mut sections = overview::sections(&overview);
-        sections.insert(1, strip::section(&overview));
-        sections.insert(2, cards::section(&overview.findings));
-        sections.push(Section::new("trend", "Convergence", self.trend.html()));
-        sections
+        let broken = worst_first(&self.hub, &others, &Scope::default()).await;
+        let (found, more) = broken.map_err(Status::from)?;
+        let now_ms = overview.control_plane.now_ms;
+        let [cards, further] = cards::worst_first(&found, more, now_ms);
+        let [summary, lagging, facts] = overview::sections(&overview);
+        let squares = strip::section(&overview);
+        let trend = Section::new("trend", "Convergence", self.trend.html());
+        Ok(vec![
+            summary, cards, squares, lagging, further, facts, trend,
+        ])
     }
 
     async fn nodes(&self, filter: &Filter) -> Result<Vec<Section>, Problem> {
@@ -136,6 +141,8 @@ impl AnswerSources {
             page_token: filter.after.clone(),
             name: filter.name.clone(),
             node: String::new(),
+            findings: true,
+            bad: filter.bad,
         };
         let page = self.status.list_services(Request::new(request)).await?;
         Ok(lists::services(filter, page.into_inner()))

@@ -1,9 +1,15 @@
 //! Findings as cards: what is the matter, where, and what to do, to be copied.
 
+use std::time::Duration;
+
+use kplane_desired_state::k8s::Kind;
+use kplane_model::ObjectRef;
 use kplane_proto::v1 as pb;
+use kplane_view::time::human;
 
 use super::html::{Html, Section};
 use super::{reasons, terminal};
+use crate::findings::Broken;
 
 /// Nodes that a card names.
 const NAMED: usize = 8;
@@ -26,7 +32,7 @@ pub(super) fn section(findings: &[pb::Finding]) -> Section {
     if !findings.is_empty() {
         html.element("h2", "", "Findings").raw("<div class=\"cards\">");
         for finding in findings.iter().take(CARDS) {
-            card(finding, &mut html);
+            card(finding, None, &mut html);
         }
         html.raw("</div>");
         let more = findings.len().saturating_sub(CARDS);
@@ -37,11 +43,80 @@ pub(super) fn section(findings: &[pb::Finding]) -> Section {
     Section::new("findings", "Findings", html)
 }
 
-fn card(finding: &pb::Finding, html: &mut Html) {
+/// Cards of the worst findings on the sheet of the fleet.
+const WORST: usize = 12;
+/// Further findings there, as rows of a table.
+const ROWS: usize = 50;
+
+/// Returns the sections with what is broken, the worst first: cards, and a table of further findings. `more` is the number of
+/// findings that are not in `found`.
+pub(super) fn worst_first(found: &[Broken], more: u64, now_ms: u64) -> [Section; 2] {
+    let (worst, further) = found.split_at(found.len().min(WORST));
+    let mut cards = Html::default();
+    if !worst.is_empty() {
+        cards.element("h2", "", "What is broken").raw("<div class=\"cards\">");
+        for broken in worst {
+            card(&broken.finding, Some((broken, now_ms)), &mut cards);
+        }
+        cards.raw("</div>");
+    }
+    let mut table = Html::default();
+    if !further.is_empty() {
+        table.element("h2", "", "Further findings");
+        table.begin_table(&["Reason", "Object", "Cause"]);
+        for broken in further.iter().take(ROWS) {
+            let (tone, _) = severity(broken.finding.severity());
+            table.begin_row().begin_cell(tone);
+            reasons::name(&broken.finding.code, &mut table);
+            table.raw("</td>").begin_cell("");
+            object(broken, &mut table);
+            table.raw("</td>").cell("", &broken.finding.text).raw("</tr>");
+        }
+        table.end_table();
+        let more = further.len().saturating_sub(ROWS) as u64 + more;
+        if more > 0 {
+            table.element("p", "faint", format_args!("{more} more"));
+        }
+    }
+    [
+        Section::new("findings", "What is broken", cards),
+        Section::new("further", "Further findings", table),
+    ]
+}
+
+/// Adds the name of an object, which leads to its sheet if it has one.
+fn object(broken: &Broken, html: &mut Html) {
+    let name = broken.object();
+    let ObjectRef {
+        kind,
+        namespace,
+        name: own,
+    } = &broken.object;
+    if kind == Kind::Service.as_str() {
+        html.link(terminal::service(namespace, own), name);
+    } else if kind == Kind::Node.as_str() && !own.is_empty() {
+        html.link(terminal::node(own), name);
+    } else {
+        html.text(name);
+    }
+}
+
+/// Adds a card; with its object and the time now if the sheet is about more than this object.
+fn card(finding: &pb::Finding, of: Option<(&Broken, u64)>, html: &mut Html) {
     let (tone, word) = severity(finding.severity());
     html.raw("<article class=\"card ").raw(tone).raw("\"><h3>").text(word).raw(" ");
     reasons::name(&finding.code, html);
-    html.raw("</h3>").element("p", "", &finding.text);
+    html.raw("</h3>");
+    if let Some((broken, now_ms)) = of {
+        html.raw("<p>");
+        object(broken, html);
+        if broken.since_ms > 0 {
+            let age = Duration::from_secs(now_ms.saturating_sub(broken.since_ms) / 1000);
+            html.text(format_args!(", for {}", human(age)));
+        }
+        html.raw("</p>");
+    }
+    html.element("p", "", &finding.text);
     if !finding.nodes.is_empty() {
         html.raw("<p>on ");
         terminal::nodes(finding.nodes.iter().take(NAMED), html);

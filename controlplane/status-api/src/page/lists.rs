@@ -9,7 +9,7 @@ use kplane_view::time::human;
 
 use super::html::{Html, Section, class};
 use super::sheet::{Filter, Sheet};
-use super::{reasons, strip, terminal};
+use super::{cards, reasons, strip, terminal};
 use crate::findings::Remarks;
 
 /// Returns the state of this name.
@@ -120,6 +120,7 @@ pub(super) fn services(filter: &Filter, page: pb::ListServicesResponse) -> Vec<S
         "#Node port",
         "#Ready",
         "#Endpoints",
+        "Finding",
     ]);
     for port in &page.services {
         port_row(port, &mut html);
@@ -135,10 +136,15 @@ pub(super) fn services(filter: &Filter, page: pb::ListServicesResponse) -> Vec<S
         })
     };
     further(sheet, page.next_page_token, &mut html);
-    vec![
-        by_namespace(filter, "services", "Name"),
-        Section::new("list", "Services", html),
-    ]
+    let all = Filter {
+        after: String::new(),
+        bad: !filter.bad,
+        ..filter.clone()
+    };
+    let other = if filter.bad { "All Services" } else { "Only those with a finding" };
+    let mut form = by_namespace(filter, "services", "Name");
+    form.html.raw("<p>").link(Sheet::Services(all).address(), other).raw("</p>");
+    vec![form, Section::new("list", "Services", html)]
 }
 
 /// Returns the form of a sheet about Services of a namespace, or of a name.
@@ -190,7 +196,17 @@ fn port_row(port: &pb::ServiceView, html: &mut Html) {
         0 => "number bad",
         _ => "number",
     };
-    html.cell(tone, ready).cell("number", port.endpoints.len()).raw("</tr>");
+    html.cell(tone, ready).cell("number", port.endpoints.len());
+    match &port.finding {
+        Some(finding) => {
+            html.begin_cell(cards::severity(finding.severity()).0);
+            reasons::name(&finding.code, html);
+            html.raw("</td></tr>");
+        }
+        None => {
+            html.cell("", "").raw("</tr>");
+        }
+    }
 }
 
 /// Adds a link to the next page.

@@ -300,7 +300,7 @@ mod tests {
             let request = request(&Filter {
                 of: namespace.to_owned(),
                 name: name.to_owned(),
-                after: String::new(),
+                ..Filter::default()
             });
             // The table says which nodes counted for less.
             assert_eq!(request.since_s, 3_600);

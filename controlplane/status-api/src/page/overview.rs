@@ -9,22 +9,21 @@ use kplane_view::text::plural;
 use kplane_view::time::{age, human};
 
 use super::html::{Html, Section, class, query};
-use super::{cards, reasons, terminal};
+use super::terminal;
 use crate::server::Overview;
 
 /// Nodes with the same trouble that are named.
 const NAMED: usize = 6;
-/// Kinds of trouble, and issues, on the sheet.
+/// Kinds of trouble on the sheet.
 const ROWS: usize = 50;
 
 /// Returns the sections of the sheet.
-pub(super) fn sections(overview: &Overview) -> Vec<Section> {
+pub(super) fn sections(overview: &Overview) -> [Section; 3] {
     let mut summary = Section::new("summary", "Summary", summary(overview));
     summary.polite = true;
-    vec![
+    [
         summary,
         Section::new("lagging", "What lags, and why", lagging(overview)),
-        Section::new("issues", "Problems of the input", issues(overview)),
         Section::new("facts", "Control plane", facts(overview)),
     ]
 }
@@ -131,35 +130,6 @@ fn lagging(overview: &Overview) -> Html {
     if overview.more > 0 {
         let more = plural(overview.more, "more node");
         html.element("p", "faint", format_args!("and {more} in these states"));
-    }
-    html
-}
-
-fn issues(overview: &Overview) -> Html {
-    let plane = &overview.control_plane;
-    let mut html = Html::default();
-    if plane.issues.is_empty() {
-        return html;
-    }
-    html.element("h2", "", "Problems of the input");
-    html.begin_table(&["Reason", "Object", "Problem"]);
-    for issue in plane.issues.iter().take(ROWS) {
-        let (tone, _) = cards::severity(issue.severity());
-        html.begin_row().begin_cell(tone);
-        reasons::name(&issue.code, &mut html);
-        html.raw("</td>").begin_cell("").text(&issue.kind).raw(" ");
-        let name = format!("{}/{}", issue.namespace, issue.name);
-        match issue.kind.as_str() {
-            "Service" => html.link(terminal::service(&issue.namespace, &issue.name), name),
-            _ => html.text(name.trim_start_matches('/')),
-        };
-        html.raw("</td>").cell("", &issue.reason).raw("</tr>");
-    }
-    html.end_table();
-    let listed = plane.issues.len().min(ROWS) as u64;
-    let all = plane.errors + plane.warnings;
-    if all > listed {
-        html.element("p", "faint", format_args!("{} more", all - listed));
     }
     html
 }

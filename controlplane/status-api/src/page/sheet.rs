@@ -39,6 +39,8 @@ pub(super) struct Filter {
     pub(super) name: String,
     /// The token of the page.
     pub(super) after: String,
+    /// Only Services with a finding.
+    pub(super) bad: bool,
 }
 
 impl Filter {
@@ -68,11 +70,13 @@ impl Sheet {
                 of: value("state"),
                 name: value("name"),
                 after: value("after"),
+                bad: false,
             }),
             "services" => Self::Services(Filter {
                 of: value("namespace"),
                 name: value("name"),
                 after: value("after"),
+                bad: !value("bad").is_empty(),
             }),
             "node" => Self::Node(Some(value("name")).filter(|name| !name.is_empty())?),
             "service" => {
@@ -85,7 +89,7 @@ impl Sheet {
             "map" => Self::Map(Filter {
                 of: value("namespace"),
                 name: value("name"),
-                after: String::new(),
+                ..Filter::default()
             }),
             "changes" => Self::Changes,
             "reasons" => Self::Reasons,
@@ -104,10 +108,12 @@ impl Sheet {
     /// Returns path and query.
     pub(super) fn address(&self) -> String {
         let list = |path: &str, of: &str, filter: &Filter| {
+            let bad = if filter.bad { "yes" } else { "" };
             let values: Vec<String> = [
-                (of, &filter.of),
+                (of, &*filter.of),
                 ("name", &filter.name),
                 ("after", &filter.after),
+                ("bad", bad),
             ]
             .into_iter()
             .filter(|(_, value)| !value.is_empty())
@@ -205,12 +211,16 @@ mod tests {
             of: "a b".to_owned(),
             name: "x&y=<z>".to_owned(),
             after: "n/1".to_owned(),
+            bad: false,
         };
         for sheet in [
             Sheet::Fleet,
             Sheet::Nodes(Filter::default()),
             Sheet::Nodes(filter.clone()),
-            Sheet::Services(filter.clone()),
+            Sheet::Services(Filter {
+                bad: true,
+                ..filter.clone()
+            }),
             Sheet::Map(Filter {
                 after: String::new(),
                 ..filter

@@ -63,8 +63,8 @@ fn findings_of(
     isolated: Option<Finding>,
     nodes: &[(Arc<NodeFacts>, ServiceOnNode)],
 ) -> Vec<pb::Finding> {
-    let facts = nodes.iter().map(|(facts, _)| &**facts);
-    let mut found = findings::of_service(name, detail, facts);
+    let names: Vec<_> = nodes.iter().map(|(facts, _)| facts.name.clone()).collect();
+    let mut found = findings::of_service(name, detail, &names);
     if !detail.ports.is_empty() {
         found.extend(findings::of_fleet(nodes.iter().map(
             |(facts, service_on_node)| Place {

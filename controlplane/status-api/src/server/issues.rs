@@ -7,14 +7,14 @@ use kplane_model::{Issue, Severity};
 use kplane_proto::v1 as pb;
 use prost::Message as _;
 
+use crate::findings;
+
 /// Size of all problems in an answer, in bytes.
 const BYTES: usize = 1 << 20;
 /// Maximum number of problems in an answer.
 const LISTED: usize = 1_000;
 /// Maximum number of listed problems that differ only in the object, where not all problems fit.
 const LISTED_ALIKE: usize = 8;
-/// Longest text of a problem, in bytes.
-const TEXT_BYTES: usize = 1 << 10;
 
 /// The problems that fit, and the number of all problems.
 #[derive(Debug, Default)]
@@ -86,12 +86,7 @@ fn cut(mut issue: pb::InputIssue) -> pb::InputIssue {
         &mut issue.name,
         &mut issue.reason,
     ];
-    for text in texts {
-        if text.len() > TEXT_BYTES {
-            text.truncate(text.floor_char_boundary(TEXT_BYTES));
-            text.push_str(" ..");
-        }
-    }
+    texts.into_iter().for_each(findings::cut);
     issue
 }
 

@@ -13,8 +13,8 @@ use kplane_model::{NodeFacts, NodeName, Reason, ServiceName};
 use kplane_proto::v1 as pb;
 use prost::Message as _;
 
-use super::views::{control_plane, node_state, node_status};
-use crate::findings::{Remarks, reported};
+use super::views::{State, control_plane, node_state, node_status};
+use crate::findings::Remarks;
 
 /// Size in bytes up to which nodes are added to an answer. The largest node may come on top: its report of 256 KiB
 /// may be one text that appears twice. With 1 MiB of issues, an answer stays at 3 MiB.
@@ -63,8 +63,16 @@ impl Node<'_> {
         self.claim().is_some_and(|claim| claim.connected || claim.age < time)
     }
 
+    /// Returns a time of the report by this machine's clock, in milliseconds since 1970. Another replica has translated its own.
+    pub(super) fn local_ms(&self, ms: u64) -> u64 {
+        match (&self.elsewhere, &self.record) {
+            (None, Some(record)) => record.local_ms(ms),
+            _ => ms,
+        }
+    }
+
     /// Returns the latest report of an agent that is connected.
-    fn report(&self) -> Option<&pb::Report> {
+    pub(super) fn report(&self) -> Option<&pb::Report> {
         let report = match &self.elsewhere {
             Some(Elsewhere { agent, .. }) => agent.status.as_ref()?.report.as_ref(),
             None => self.record.as_deref()?.report.as_deref(),
@@ -226,18 +234,26 @@ impl<'a> Snapshot<'a> {
         !self.others.missing.is_empty() && !node.is_connected()
     }
 
-    /// Returns the state of a node, as [`Snapshot::status`] has it.
-    fn state(&self, name: &NodeName, node: &Node<'_>) -> pb::NodeState {
+    /// Returns the state of a node, as [`Snapshot::status`] has it, without what its neighbours say.
+    pub(super) fn state(&self, name: &NodeName, node: &Node<'_>) -> State {
         if self.may_be_elsewhere(node) {
-            return pb::NodeState::Unknown;
+            return State {
+                state: pb::NodeState::Unknown,
+                since_ms: 0,
+                last_error: MAY_BE_ELSEWHERE.to_owned(),
+            };
         }
         let elsewhere = node.elsewhere.and_then(|elsewhere| elsewhere.agent.status.as_ref());
         if let Some(status) = elsewhere {
-            return status.state();
+            return State {
+                state: status.state(),
+                since_ms: status.since_ms,
+                last_error: status.last_error.clone(),
+            };
         }
         let stranger = self.stranger(node.facts.as_deref());
         let wanted = self.hub.store().wanted(name);
-        node_state(self.hub, name, node.record.as_deref(), wanted, stranger).state
+        node_state(self.hub, name, node.record.as_deref(), wanted, stranger)
     }
 
     /// Returns the status of a node, as the replica sees it that serves the agent.
@@ -288,8 +304,6 @@ pub(crate) struct Overview {
     pub(crate) states: HashMap<pb::NodeState, usize>,
     /// All nodes with their states and what their agents report besides, by zone; an empty name = no zone.
     pub(crate) zones: BTreeMap<String, Vec<(NodeName, pb::NodeState, Remarks)>>,
-    /// What agents report besides the states of their nodes.
-    pub(crate) findings: Vec<pb::Finding>,
     /// Nodes out of sync, 500 at most.
     pub(crate) out_of_sync: Vec<pb::NodeStatus>,
     /// Number of further ones.
@@ -313,7 +327,7 @@ impl Overview {
             ..Self::default()
         };
         for (name, node) in snapshot.nodes() {
-            let state = snapshot.state(name, node);
+            let state = snapshot.state(name, node).state;
             *overview.states.entry(state).or_default() += 1;
             let zone = node.facts.as_ref().and_then(|facts| facts.zone.as_deref());
             let zone = overview.zones.entry(zone.unwrap_or_default().to_owned());
@@ -327,8 +341,6 @@ impl Overview {
                 _ => overview.more += 1,
             }
         }
-        let reports = snapshot.nodes().filter_map(|(name, node)| Some((name, node.report()?)));
-        overview.findings = reported(&reports.collect::<Vec<_>>());
         overview
     }
 

@@ -3,19 +3,25 @@
 //! A page is computed in the index's task, and only as much of it as fits into an answer. A watch gets the names of
 //! Services that may have changed (`hub/changed_services.rs`), and then asks for these.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
 use kplane_agents::hub::{Hub, IndexHandle, Missed};
+use kplane_agents::peers::Collected;
 use kplane_desired_state::index::Selection;
 use kplane_model::{Family, KeyParts, Protocol, ServiceKey, ServiceName};
 use kplane_proto::v1 as pb;
+use prost::Message as _;
 use tonic::Status;
 
+use super::broken::worst_of;
 use super::request::{WATCH_PAUSE, cost};
 use super::{Outbox, views};
+use crate::findings::Broken;
 
+/// Size in bytes up to which ServicePorts with findings are added to an answer: a little more than the index's pages have.
+const WITH_FINDINGS: usize = 7 << 19;
 /// Maximum time between two messages of a watch.
 const HEARTBEAT: Duration = Duration::from_secs(5);
 
@@ -28,9 +34,10 @@ pub(super) fn list_cost(index: &IndexHandle, request: &pb::ListServicesRequest) 
     }
 }
 
-/// Returns one page of Services.
+/// Returns one page of Services. With what other replicas know of nodes, each Service has its worst finding.
 pub(super) async fn list(
     hub: &Hub,
+    others: Option<&Collected>,
     request: pb::ListServicesRequest,
 ) -> Result<pb::ListServicesResponse, Status> {
     let after = match request.page_token.as_str() {
@@ -41,7 +48,7 @@ pub(super) async fn list(
             )
         })?),
     };
-    let selection = Selection {
+    let mut selection = Selection {
         namespace: request.namespace,
         name: request.name,
         node: request.node,
@@ -49,11 +56,42 @@ pub(super) async fn list(
         after,
         most: usize::try_from(request.page_size).unwrap_or(usize::MAX),
     };
-    let page = hub.index().look(move |index| index.ports(&selection)).await?;
+    let mut worst = BTreeMap::new();
+    if let Some(others) = others
+        && request.bad
+    {
+        let wanted = selection.clone();
+        let names = hub.index().look(move |index| index.names(&wanted)).await?;
+        worst = worst_of(hub, others, names).await?;
+        selection.among = Some(worst.keys().cloned().collect());
+    }
+    let mut page = hub.index().look(move |index| index.ports(&selection)).await?;
+    if let Some(others) = others
+        && !request.bad
+    {
+        let mut names: Vec<_> =
+            page.ports.iter().map(|view| view.port.key.service.clone()).collect();
+        names.dedup();
+        worst = worst_of(hub, others, names).await?;
+    }
+    let (mut services, mut bytes) = (Vec::new(), 0);
+    for view in &page.ports {
+        let finding = worst.get(&view.port.key.service).map(Broken::in_brief);
+        let service = pb::ServiceView {
+            finding,
+            ..views::service(hub.store(), view)
+        };
+        bytes += service.encoded_len();
+        if bytes > WITH_FINDINGS && !services.is_empty() {
+            page.more = true;
+            break;
+        }
+        services.push(service);
+    }
+    page.ports.truncate(services.len());
     let last = if page.more { page.ports.last() } else { None };
-    let services = page.ports.iter().map(|view| views::service(hub.store(), view));
     Ok(pb::ListServicesResponse {
-        services: services.collect(),
+        services,
         next_page_token: last.map(|view| token(&view.port.key)).unwrap_or_default(),
     })
 }

@@ -21,8 +21,8 @@ use super::others::Others;
 use super::pages::Snapshot;
 use super::request::{MAX_NAME, WATCH_PAUSE, WATCH_REFRESH, bounded_names, charge, cost, detail};
 use super::{
-    Answer, Outbox, affinity, approval, convergence, description, drops, flows, freeze, graph,
-    neighbours, policies, probe, proxied, servers, services, views,
+    Answer, Outbox, affinity, approval, broken, convergence, description, drops, flows, freeze,
+    graph, neighbours, policies, probe, proxied, servers, services, views,
 };
 
 /// The server of the status API.
@@ -84,6 +84,20 @@ impl StatusServer {
     fn nodes_cost(&self) -> u32 {
         nodes_cost(self.hub.agents().count(), self.peers.as_deref())
     }
+
+    /// Returns the cost of an answer about all nodes and all Services.
+    fn findings_cost(&self) -> u32 {
+        let services = self.hub.index().summary().borrow().totals.services;
+        self.nodes_cost().saturating_add(cost(services))
+    }
+
+    /// Returns what other replicas know of nodes.
+    async fn nodes_elsewhere(&self) -> Arc<Collected> {
+        match &self.peers {
+            Some(peers) => peers.nodes().await,
+            None => Arc::default(),
+        }
+    }
 }
 
 #[tonic::async_trait]
@@ -94,9 +108,8 @@ impl StatusService for StatusServer {
         charge(&request, self.nodes_cost())?;
         let request = request.into_inner();
         let others = match &self.peers {
-            Some(peers) if request.page_token.is_empty() => peers.nodes().await,
-            Some(peers) => peers.latest_nodes().await,
-            None => Arc::default(),
+            Some(peers) if !request.page_token.is_empty() => peers.latest_nodes().await,
+            _ => self.nodes_elsewhere().await,
         };
         let snapshot = Snapshot::with(&self.hub, &others);
         let page = match request.node.as_str() {
@@ -127,9 +140,15 @@ impl StatusService for StatusServer {
         &self,
         request: Request<pb::ListServicesRequest>,
     ) -> Answer<pb::ListServicesResponse> {
-        let cost = services::list_cost(self.hub.index(), request.get_ref());
-        charge(&request, cost)?;
-        let page = services::list(&self.hub, request.into_inner()).await?;
+        let of = request.get_ref();
+        let others = if of.findings || of.bad {
+            charge(&request, self.findings_cost())?;
+            Some(self.nodes_elsewhere().await)
+        } else {
+            charge(&request, services::list_cost(self.hub.index(), of))?;
+            None
+        };
+        let page = services::list(&self.hub, others.as_deref(), request.into_inner()).await?;
         Ok(Response::new(page))
     }
 
@@ -305,6 +324,16 @@ impl StatusService for StatusServer {
         audit(&request, &Right::Probe, &text);
         let report = probe::probe(&self.hub, self.peers.as_deref(), request.get_ref());
         Ok(Response::new(report.await?))
+    }
+
+    async fn list_findings(
+        &self,
+        request: Request<pb::ListFindingsRequest>,
+    ) -> Answer<pb::FindingsAnswer> {
+        charge(&request, self.findings_cost())?;
+        let others = self.nodes_elsewhere().await;
+        let answer = broken::answer(&self.hub, &others, request.into_inner()).await?;
+        Ok(Response::new(answer))
     }
 
     async fn list_policies(

@@ -1,5 +1,6 @@
 //! The servers over TCP; the tests supply the control plane's state.
 
+mod findings;
 mod policies;
 mod services;
 

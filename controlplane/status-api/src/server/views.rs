@@ -55,7 +55,7 @@ pub(super) fn control_plane(hub: &Hub, others: &Collected) -> pb::ControlPlaneSt
 
 /// Returns the issue of the first replica that says something else about NetworkPolicies than this one: nodes would enforce
 /// them or not, by the replica that they are connected to.
-fn disagreement(ours: pb::Enforcement, others: &Collected) -> Option<Issue> {
+pub(super) fn disagreement(ours: pb::Enforcement, others: &Collected) -> Option<Issue> {
     let word = |said| match said {
         pb::Enforcement::Unspecified => "without --network-policy",
         pb::Enforcement::Off => "with --network-policy=off",
@@ -102,8 +102,8 @@ pub(super) fn approved(
 /// The state of one node, with the reason when it is not in sync.
 pub(super) struct State {
     pub(super) state: pb::NodeState,
-    since_ms: u64,
-    last_error: String,
+    pub(super) since_ms: u64,
+    pub(super) last_error: String,
 }
 
 /// Returns the state of one node that must hold revision `wanted`.
@@ -331,6 +331,7 @@ pub(super) fn service(store: &Store, view: &PortView) -> pb::ServiceView {
             .map(|scheduler| scheduler.to_string())
             .unwrap_or_default(),
         proxied: port.proxied.map(Into::into),
+        finding: None,
     }
 }
 

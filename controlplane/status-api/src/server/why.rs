@@ -44,8 +44,8 @@ pub(super) fn explain(
     on: &OnNode,
 ) -> Result<(pb::Explanation, Option<(Expected, Ways)>), Status> {
     let node = &*on.facts;
-    let nodes = on.all.iter().map(|node| &**node);
-    let found = findings::of_service(name, detail, nodes);
+    let nodes: Vec<_> = on.all.iter().map(|node| node.name.clone()).collect();
+    let found = findings::of_service(name, detail, &nodes);
     if detail.ports.is_empty() {
         return Ok((not_proxied(node, detail, found), None));
     }

@@ -2,13 +2,13 @@
 
 use clap::ValueEnum as _;
 use kplane_agents::fleet::Session;
-use kplane_model::Reason;
+use kplane_model::{Issue, ObjectRef, Reason};
 use kplane_proto::v1 as pb;
 use kplane_view::nodes::state::NodeStateView;
 
 use super::super::{cards, overview, strip};
 use super::*;
-use crate::findings::Remarks;
+use crate::findings::{Broken, Remarks};
 use crate::server::Overview;
 
 /// The fleet's sheet, the list of nodes, and the first node's sheet.
@@ -247,25 +247,21 @@ async fn endpoints_that_several_nodes_avoid_are_on_the_sheet_of_the_fleet() {
 }
 
 fn text(overview: &Overview) -> String {
-    let mut sections = overview::sections(overview);
-    sections.push(strip::section(overview));
+    let [summary, lagging, facts] = overview::sections(overview);
+    let sections = [summary, lagging, facts, strip::section(overview)];
     sections.iter().map(|section| section.html.as_str()).collect()
 }
 
 #[test]
 fn each_reason_is_named_as_a_problem_of_the_input_and_as_a_finding_of_a_service() {
     for reason in Reason::ALL.iter().copied() {
-        let issue = pb::InputIssue {
-            code: reason.code().to_owned(),
-            kind: "Service".to_owned(),
-            reason: "the cause".to_owned(),
-            ..pb::InputIssue::default()
-        };
-        let mut overview = Overview::default();
-        overview.control_plane.issues.push(issue);
-        let fleet = text(&overview);
+        let service = ObjectRef::new("Service", "shop", "web");
+        let issue = Issue::error(reason, service, "the cause".to_owned());
+        let broken = vec![Broken::of_issue(&issue); 13];
+        let [worst, further] = cards::worst_first(&broken, 0, 0);
         let card = cards::section(&[finding(reason, pb::Severity::Error)]);
-        for text in [&*fleet, card.html.as_str()] {
+        for section in [&worst, &further, &card] {
+            let text = section.html.as_str();
             for part in [&*link(reason), "the cause"] {
                 assert!(text.contains(part), "{part}: {text}");
             }
@@ -302,7 +298,7 @@ fn each_state_of_a_node_has_its_word_and_only_one_is_green() {
 type Trouble = (fn(&mut Overview), &'static [&'static str]);
 
 /// Returns what may be wrong with a control plane or between replicas.
-fn troubles() -> [Trouble; 9] {
+fn troubles() -> [Trouble; 8] {
     [
         (|of| of.control_plane.synced = false, &["not complete yet"]),
         (|of| of.control_plane.doubt = "a gap".to_owned(), &["a gap"]),
@@ -318,13 +314,6 @@ fn troubles() -> [Trouble; 9] {
                 });
             },
             &["it is a cliff", "kpctl approve"],
-        ),
-        (
-            |of| {
-                of.control_plane.issues = vec![pb::InputIssue::default()];
-                of.control_plane.errors = 7;
-            },
-            &["6 more"],
         ),
         (
             |of| of.control_plane.plain_text_ports = vec!["agents on :7465".to_owned()],
@@ -357,16 +346,17 @@ fn fields_of_a_control_plane() {
     let pb::ControlPlaneStatus {
         synced: _,
         upstream_age_ms: _,
-        issues: _,
-        issues_omitted: _,
-        errors: _,
-        warnings: _,
         held: _,
         confidence: _,
         doubt: _,
         plain_text_ports: _,
         enforcement: _,
         cluster_policies_absent: _,
+        // On cards.
+        issues: _,
+        issues_omitted: _,
+        errors: _,
+        warnings: _,
         // Numbers and names.
         version: _,
         epoch: _,

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use super::*;
 
 /// Number of Services of a cluster that needs pages.
-const MANY: usize = 17_000;
+pub(super) const MANY: usize = 17_000;
 
 /// A cluster whose objects the test supplies.
 struct Cluster {
@@ -65,7 +65,7 @@ fn apply(object: Located) -> Event {
     Event::Apply(Box::new(object))
 }
 
-fn service(namespace: &str, name: &str, number: usize) -> Located {
+pub(super) fn service(namespace: &str, name: &str, number: usize) -> Located {
     let ip = format!(
         "10.{}.{}.{}",
         96 + (number >> 16),
@@ -80,7 +80,7 @@ fn service(namespace: &str, name: &str, number: usize) -> Located {
 }
 
 /// The endpoints of a Service: address, node, and whether it is ready.
-fn slice(namespace: &str, service: &str, endpoints: &[(&str, &str, bool)]) -> Located {
+pub(super) fn slice(namespace: &str, service: &str, endpoints: &[(&str, &str, bool)]) -> Located {
     let endpoints = endpoints.iter().map(|(address, node, ready)| {
         json!({
             "addresses": [address], "nodeName": node,
@@ -102,7 +102,7 @@ fn slice(namespace: &str, service: &str, endpoints: &[(&str, &str, bool)]) -> Lo
     }))
 }
 
-fn names(ports: &[pb::ServiceView]) -> Vec<String> {
+pub(super) fn names(ports: &[pb::ServiceView]) -> Vec<String> {
     ports
         .iter()
         .map(|port| port.key.as_ref().unwrap())
