@@ -135,6 +135,8 @@ fn card(finding: &pb::Finding, of: Option<(&Broken, u64)>, html: &mut Html) {
 
 #[cfg(test)]
 mod tests {
+    use kplane_model::ServiceName;
+
     use super::*;
 
     #[test]
@@ -160,5 +162,44 @@ mod tests {
         }
         assert!(!html.contains("n8"));
         assert_eq!(super::section(&[]).html, Html::default());
+    }
+
+    #[test]
+    fn the_worst_are_cards_and_the_others_rows() {
+        let broken = |name: &str| {
+            let finding = pb::Finding {
+                code: "NoReadyEndpoint".to_owned(),
+                severity: pb::Severity::Error.into(),
+                text: "no <endpoint>".to_owned(),
+                ..pb::Finding::default()
+            };
+            Broken::of_service(&ServiceName::new("shop", name), finding).since(1_000)
+        };
+        let found: Vec<_> = (0..WORST + ROWS + 2).map(|n| broken(&format!("s{n}"))).collect();
+        let [cards, table] = worst_first(&found, 30, 121_000).map(|section| section.html);
+        let (cards, table) = (cards.as_str(), table.as_str());
+        let link = |n: usize| {
+            format!("<a href=\"service?namespace=shop&amp;name=s{n}\">service/shop/s{n}</a>")
+        };
+        for part in [
+            &*link(0),
+            &link(WORST - 1),
+            ", for 2m",
+            "no &lt;endpoint&gt;",
+        ] {
+            assert!(cards.contains(part), "{part}: {cards}");
+        }
+        assert!(!cards.contains(&link(WORST)), "{cards}");
+        for part in [
+            &*link(WORST),
+            &link(WORST + ROWS - 1),
+            "32 more",
+            "no &lt;endpoint&gt;",
+        ] {
+            assert!(table.contains(part), "{part}: {table}");
+        }
+        assert!(!table.contains(&link(WORST + ROWS)), "{table}");
+        let nothing = worst_first(&[], 0, 0).map(|section| section.html);
+        assert_eq!(nothing, [Html::default(), Html::default()]);
     }
 }

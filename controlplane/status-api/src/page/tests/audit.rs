@@ -6,7 +6,8 @@ use kplane_model::{Issue, ObjectRef, Reason};
 use kplane_proto::v1 as pb;
 use kplane_view::nodes::state::NodeStateView;
 
-use super::super::{cards, overview, strip};
+use super::super::sheet::Filter;
+use super::super::{cards, lists, overview, strip};
 use super::*;
 use crate::findings::{Broken, Remarks};
 use crate::server::Overview;
@@ -267,6 +268,50 @@ fn each_reason_is_named_as_a_problem_of_the_input_and_as_a_finding_of_a_service(
             }
         }
     }
+}
+
+#[test]
+fn the_worst_finding_of_a_service_is_in_the_list() {
+    let page = |finding| pb::ListServicesResponse {
+        services: vec![pb::ServiceView {
+            finding,
+            ..pb::ServiceView::default()
+        }],
+        ..pb::ListServicesResponse::default()
+    };
+    let filter = Filter {
+        of: "shop".to_owned(),
+        ..Filter::default()
+    };
+    let found = finding(Reason::NoReadyEndpoint, pb::Severity::Error);
+    let sections = lists::services(&filter, page(Some(found)));
+    let cell = format!(
+        "<td class=\"bad\" data-of=\"Finding\">{}</td>",
+        link(Reason::NoReadyEndpoint)
+    );
+    assert!(
+        sections[1].html.as_str().contains(&cell),
+        "{:?}",
+        sections[1]
+    );
+    let only = "<a href=\"services?namespace=shop&amp;bad=yes\">Only those with a finding</a>";
+    assert!(
+        sections[0].html.as_str().contains(only),
+        "{:?}",
+        sections[0]
+    );
+    let filter = Filter {
+        bad: true,
+        ..filter
+    };
+    let sections = lists::services(&filter, page(None));
+    let all = "<a href=\"services?namespace=shop\">All Services</a>";
+    assert!(sections[0].html.as_str().contains(all), "{:?}", sections[0]);
+    assert!(
+        !sections[1].html.as_str().contains("reasons#"),
+        "{:?}",
+        sections[1]
+    );
 }
 
 #[test]

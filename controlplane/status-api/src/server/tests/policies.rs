@@ -4,6 +4,7 @@ use http::HeaderMap;
 use kplane_agents::connection_limits::{ConnectionGuard, TransportIdentity};
 use kplane_agents::identity::{ADMINS, AuthenticatorConfig, Port};
 use kplane_desired_state::source::Located;
+use kplane_rig::cluster::objects;
 use kplane_tls::Subject;
 use serde_json::{Value, json};
 
@@ -731,4 +732,42 @@ async fn a_sender_is_found_by_its_name() {
     assert!(refused.message().contains("--via NODE"), "{refused}");
     let reported = fate(&server, sent_by("shop/web-0", "n1")).await.unwrap();
     assert_eq!(reported.outcome(), pb::PacketOutcome::Reaches);
+}
+
+/// What is broken says of policies what the status says, and not who may reach whom: that takes a right of its own.
+#[tokio::test]
+async fn findings_say_no_more_of_policies_than_the_status() {
+    let mut objects = cluster();
+    objects.push(Located::sample(&objects::service(
+        "shop",
+        "db",
+        json!({"clusterIP": "10.96.0.9", "clusterIPs": ["10.96.0.9"]}),
+    )));
+    objects.push(Located::sample(&objects::slice(
+        "shop",
+        "db-1",
+        "db",
+        [objects::endpoint("10.0.0.1", "n1")],
+    )));
+    let server = server_of(true, objects).await;
+    let request = Request::new(pb::ListFindingsRequest::default());
+    let found = server.list_findings(request).await.unwrap().into_inner().findings;
+    let request = Request::new(pb::GetFleetRequest::default());
+    let fleet = server.get_fleet(request).await.unwrap().into_inner();
+    let issues = fleet.control_plane.unwrap().issues;
+    let of_policies: Vec<_> =
+        found.iter().filter(|of| of.object.starts_with("networkpolicy/")).collect();
+    assert_eq!(of_policies.len(), 1, "{found:?}");
+    assert_eq!(of_policies[0].object, "networkpolicy/shop/db");
+    assert!(
+        issues.iter().any(|issue| issue.reason == of_policies[0].cause),
+        "{issues:?}"
+    );
+    // The Service's Pod is isolated by these.
+    for policy in ["default-deny", "shop/db by"] {
+        assert!(
+            found.iter().all(|of| !of.cause.contains(policy)),
+            "{found:?}"
+        );
+    }
 }
