@@ -87,7 +87,8 @@ How the control plane is found:
 Exit codes:
   0  done            3  status --check: nodes not in sync, or errors in the input
   1  server error    4  approve, migrate, uninstall: not approved
-                     6  get drops|flows|graph|affinity|proxied, probe: a node did not answer
+                     6  get drops|flows|graph|affinity|proxied|findings, probe: a node or replica
+                        did not answer
   2  wrong usage     1  wait: the goal was not reached in time; migrate: stopped; check: bad
                      2  check: something could not be checked
 
@@ -409,7 +410,8 @@ impl Cli {
     /// Returns what tables of the command leave out.
     pub(crate) fn extent(&self) -> Extent {
         let rows = match &self.command {
-            Command::Get(GetCommand::Services(args) | GetCommand::Endpoints(args)) => &args.rows,
+            Command::Get(GetCommand::Services(args)) => &args.list.rows,
+            Command::Get(GetCommand::Endpoints(args)) => &args.rows,
             Command::Get(GetCommand::Nodes(args)) => &args.rows,
             Command::Get(GetCommand::Policies(args)) => &args.rows,
             Command::Get(GetCommand::Declared(args)) | Command::Listed(FirstWord(args)) => {

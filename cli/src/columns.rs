@@ -63,10 +63,13 @@ fn line(cells: &[String], widths: &[usize]) -> String {
 
 /// Returns a document's first list of objects; the document itself if it has none.
 fn rows(document: &Value) -> &[Value] {
-    let fields = document.as_object().into_iter().flat_map(|of| of.values());
-    let is_list = |list: &&Vec<Value>| list.first().is_none_or(Value::is_object);
-    let mut lists = fields.filter_map(Value::as_array).filter(is_list);
-    lists.next().map_or(std::slice::from_ref(document), Vec::as_slice)
+    document
+        .as_object()
+        .into_iter()
+        .flat_map(|of| of.values())
+        .filter_map(Value::as_array)
+        .find(|list| list.first().is_none_or(Value::is_object))
+        .map_or(std::slice::from_ref(document), Vec::as_slice)
 }
 
 /// Returns a value on one line; `None` if there is none.

@@ -18,7 +18,7 @@ use serde::ser::SerializeMap as _;
 use serde::{Serialize, Serializer};
 
 use self::cell::Cells;
-use super::replicas::alone_text;
+use super::replicas::{MissingReplicaView, alone_text, missing_text};
 use super::silent::AskedView;
 use super::{API_VERSION, List, View};
 use crate::style::{Canvas, Tone};
@@ -214,6 +214,7 @@ pub struct ListingView {
     rest: DynamicMessage,
     /// `None` = no agent was asked.
     asked: Option<AskedView>,
+    missing: Vec<MissingReplicaView>,
     /// Whether to say what is not in the rows.
     is_first: bool,
 }
@@ -236,6 +237,7 @@ impl ListingView {
             about,
             rows: rows.as_list().unwrap_or_default().iter().filter_map(of).collect(),
             asked: asked.then(|| AskedView::from_wire(who_answered(&answer))),
+            missing: Vec::from_wire(messages::<pb::MissingReplica>(&answer, "missing_replicas")),
             rest: answer,
             is_first,
         }
@@ -245,7 +247,7 @@ impl ListingView {
     pub fn is_complete(&self) -> bool {
         match &self.asked {
             Some(asked) => asked.is_complete(),
-            None => messages::<pb::MissingReplica>(&self.rest, "missing_replicas").is_empty(),
+            None => self.missing.is_empty(),
         }
     }
 
@@ -388,9 +390,9 @@ impl View for ListingView {
         if self.is_first {
             out.push_str(&self.below(canvas));
         }
-        if let Some(asked) = &self.asked {
-            out.push_str(&asked.text(canvas));
+        out + &match &self.asked {
+            Some(asked) => asked.text(canvas),
+            None => missing_text(&self.missing, canvas),
         }
-        out
     }
 }

@@ -36,6 +36,12 @@ impl FindingView {
         self.severity == SeverityView::Info
     }
 
+    /// Returns the stable name, in the tone of the severity.
+    pub(crate) fn code_span(&self) -> Span {
+        let severity = self.severity.span();
+        Span::new(&self.code, severity.tone)
+    }
+
     fn notes(&self, canvas: &Canvas) -> Vec<Span> {
         let mut notes = vec![Span::plain(&self.text)];
         if !self.nodes.is_empty() {

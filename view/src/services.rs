@@ -6,7 +6,8 @@ use kplane_proto::v1 as pb;
 use serde::Serialize;
 
 use super::endpoints::EndpointView;
-use super::{API_VERSION, KeyView, List, View, policy};
+use super::findings::FindingView;
+use super::{API_VERSION, KeyView, List, SeverityView, View, policy};
 use crate::style::{Canvas, Tone};
 use crate::table::{Column, Table};
 use crate::text::{Span, none_text};
@@ -68,6 +69,8 @@ pub struct ServiceView {
     pub(crate) ipvs_scheduler: Option<String>,
     /// What the Service asks of the userspace proxy; `null` means that each node's backend serves it.
     pub(crate) data_path: Option<String>,
+    /// The worst error or warning; `null` if there is none, or it was not asked for.
+    pub(crate) finding: Option<FindingView>,
     pub(crate) ports: Vec<PortView>,
 }
 
@@ -101,6 +104,7 @@ impl ServiceView {
             health_check_node_port: Some(port.health_check_node_port).filter(|port| *port > 0),
             ipvs_scheduler: Some(port.ipvs_scheduler.clone()).filter(|name| !name.is_empty()),
             data_path: port.proxied.as_ref().map(data_path),
+            finding: port.finding.clone().map(FindingView::from),
             ports: Vec::new(),
         };
         service.join(key, port);
@@ -159,10 +163,12 @@ pub struct ServiceListView {
 impl ServiceListView {
     /// Creates the view from the ports of all Services, or of those in one namespace.
     pub fn new(ports: Vec<pb::ServiceView>, namespace: Option<&str>) -> Self {
+        let mut items = ServiceView::group(ports);
+        items.sort_by_key(|of| of.finding.as_ref().map_or(SeverityView::Info, |of| of.severity));
         Self {
             api_version: API_VERSION,
             kind: "ServiceList",
-            items: ServiceView::group(ports),
+            items,
             namespace: namespace.map(str::to_owned),
         }
     }
@@ -242,6 +248,14 @@ impl View for ServiceListView {
             })
             .column(Column::new("PORTS").elastic(14), Row::ports)
             .column(Column::new("READY"), Row::endpoints)
+            .column_if(
+                self.items.iter().any(|of| of.finding.is_some()),
+                Column::new("FINDING").elastic(16),
+                |row| {
+                    let finding = row.service.finding.as_ref();
+                    finding.map_or_else(Span::none, FindingView::code_span)
+                },
+            )
             .text(Column::wide("INTERNAL"), |row| {
                 row.service.internal_traffic_policy
             })

@@ -38,13 +38,13 @@ fn kinds() -> impl Iterator<Item = &'static Listing> {
 
 fn command(of: &'static Listing) -> Command {
     let words = of.declared.words.iter().map(String::as_str);
-    let asks_nodes = of.method.output().get_field_by_name("asked").is_some();
-    let codes = "\n\nExit codes: 0 all nodes answered, 6 a node did not";
-    let help = format!(
-        "{}{}",
-        of.declared.help,
-        if asks_nodes { codes } else { "" }
-    );
+    let has = |field: &str| of.method.output().get_field_by_name(field).is_some();
+    let codes = match (has("asked"), has("missing_replicas")) {
+        (true, _) => "\n\nExit codes: 0 all nodes answered, 6 a node did not",
+        (false, true) => "\n\nExit codes: 0 all replicas answered, 6 one did not",
+        (false, false) => "",
+    };
+    let help = format!("{}{codes}", of.declared.help);
     let command = Command::new(of.name()).args(of.arguments.iter().map(arg));
     let command = RowArgs::augment_args(with_namespace(command, of));
     let follows = !of.declared.after.is_empty();

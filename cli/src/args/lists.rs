@@ -31,10 +31,11 @@ Examples:
   kpctl get service shop/web
   kpctl get svc -n shop -o wide
   kpctl get svc --sort-by ports[0].readyEndpoints    those without ready endpoints first
+  kpctl get services --bad                           those with an error or a warning, errors first
   kpctl get svc --no-headers | wc -l
   kpctl get svc -o yaml"
     )]
-    Services(ListArgs),
+    Services(ServicesArgs),
     /// Endpoints with their node and state
     #[command(
         visible_alias = "ep",
@@ -99,6 +100,16 @@ Examples:
     /// A kind that the API declares.
     #[command(flatten)]
     Declared(KindArgs),
+}
+
+/// Options of the list of Services.
+#[derive(Args, Debug)]
+pub(crate) struct ServicesArgs {
+    #[command(flatten)]
+    pub(crate) list: ListArgs,
+    /// Only Services with an error or a warning, errors first; the column FINDING has its name
+    #[arg(long, conflicts_with = "watch")]
+    pub(crate) bad: bool,
 }
 
 /// Options of lists of namespaced objects.

@@ -15,7 +15,9 @@ use kplane_view::services::ServiceListView;
 /// Shows a list.
 pub(super) async fn run(cli: &Cli, command: &GetCommand) -> Result<Verdict, Failure> {
     match command {
-        GetCommand::Services(args) => services(cli, args, ServiceListView::new).await,
+        GetCommand::Services(args) => {
+            services(cli, &args.list, args.bad, ServiceListView::new).await
+        }
         GetCommand::Endpoints(args) => {
             let on_node = |ports, namespace: Option<&str>| {
                 let mut view = EndpointListView::new(ports, namespace);
@@ -24,7 +26,7 @@ pub(super) async fn run(cli: &Cli, command: &GetCommand) -> Result<Verdict, Fail
                 }
                 view
             };
-            services(cli, args, on_node).await
+            services(cli, args, false, on_node).await
         }
         GetCommand::Nodes(args) => nodes(cli, args).await,
         GetCommand::Policies(args) => policies(cli, args).await,
@@ -40,6 +42,7 @@ pub(super) async fn run(cli: &Cli, command: &GetCommand) -> Result<Verdict, Fail
 async fn services<V: List>(
     cli: &Cli,
     args: &ListArgs,
+    bad: bool,
     view: impl Fn(Vec<pb::ServiceView>, Option<&str>) -> V,
 ) -> Result<Verdict, Failure> {
     let name = args.name()?;
@@ -51,6 +54,7 @@ async fn services<V: List>(
         namespace: namespace.unwrap_or_default().to_owned(),
         name: name.as_ref().map(|name| name.name.to_string()).unwrap_or_default(),
         node: args.node.clone().unwrap_or_default(),
+        bad,
         ..pb::ListServicesRequest::default()
     };
     if args.watch.watch {
@@ -59,7 +63,7 @@ async fn services<V: List>(
         return Ok(Verdict::Done);
     }
     let ports = match &name {
-        Some(name) if args.node.is_none() => client.service(name).await?,
+        Some(name) if args.node.is_none() && !bad => client.service(name).await?,
         _ => client.services(request).await?,
     };
     show(cli, &view(ports)?)

@@ -232,8 +232,8 @@ const PLACES: [&str; 4] = [CLUSTER_IP, LB_IP, "198.51.100.2:53", NODE];
 fn planned((owners, serving): &Owners) -> Vec<(ServiceKey, Option<ServicePlan>)> {
     let places = PLACES.map(|at| if at == NODE { NODE_PORT } else { address(at) });
     let of = |number: usize| {
-        let own = places.iter().zip(owners).filter(|(_, owner)| **owner == Some(number));
-        let own: Vec<FrontendAddr> = own.map(|(at, _)| *at).collect();
+        let is_own = |at: usize| owners[at] == Some(number);
+        let own: Vec<_> = (0..places.len()).filter(|at| is_own(*at)).map(|at| places[at]).collect();
         let name = SERVICES[number];
         if own.is_empty() { gone(name) } else { plan(name, &own, &serving[number]) }
     };

@@ -230,7 +230,7 @@ async fn a_review_counts_for_a_while_and_not_beyond_the_time_of_the_token() {
             script.away = away;
             script.reviews
         };
-        let remembered = reviewed[number].filter(|_| LEFT[number] > 0);
+        let remembered = if LEFT[number] > 0 { reviewed[number] } else { None };
         let is_fresh = remembered.is_some_and(|at| at.elapsed() < FRESH);
         let taken = cluster.greet("n1", &tokens[number]).await.map(drop);
         let reviews = cluster.script().reviews - before;

@@ -165,11 +165,13 @@ impl Node {
 /// Packets from and to the Pods of the node.
 fn packets() -> impl Iterator<Item = TestPacket> {
     let ports = [(Protocol::Tcp, 80), (Protocol::Udp, 81)];
-    let ends = (0..2_usize).flat_map(|pod| (pod + 1..IPS.len()).map(move |other| (pod, other)));
-    let ends = ends.flat_map(|(pod, other)| [(pod, other), (other, pod)]);
-    ends.flat_map(move |(from, to)| {
-        ports.map(|port| TestPacket::new(ip(IPS[from]), ip(IPS[to]), Some(port)))
-    })
+    let others = |pod: usize| (pod + 1..IPS.len()).map(move |other| (pod, other));
+    (0..2)
+        .flat_map(others)
+        .flat_map(|(pod, other)| [(pod, other), (other, pod)])
+        .flat_map(move |(from, to)| {
+            ports.map(|port| TestPacket::new(ip(IPS[from]), ip(IPS[to]), Some(port)))
+        })
 }
 
 proptest! {

@@ -196,11 +196,11 @@ proptest! {
             doubted.push((now, version, objects));
             let doubts = |version: u64, objects: usize| (version < 100, objects < 20, objects == 0);
             let doubt = doubts(version, objects);
-            let agreeing = doubted.windows(2).rev().take_while(|pair| {
-                let [(_, before, _), (_, after, _)] = pair else { unreachable!() };
-                before <= after && pair.iter().all(|(_, version, objects)| doubts(*version, *objects) == doubt)
-            });
-            let agreeing = agreeing.count();
+            let agree = |pair: &&[(Instant, u64, usize)]| {
+                let same = pair.iter().all(|(_, version, objects)| doubts(*version, *objects) == doubt);
+                same && pair[0].1 <= pair[1].1
+            };
+            let agreeing = doubted.windows(2).rev().take_while(agree).count();
             let since = now - doubted[doubted.len() - 1 - agreeing].0;
             let (backwards, shrunk, emptied) = doubt;
             let needed = if emptied || backwards && shrunk { EMPTY_FOR } else { Duration::ZERO };

@@ -513,9 +513,8 @@ proptest! {
         let kernel = Fake::new();
         let mut side = started(&kernel, &[]);
         // The ServicePorts that are not served everywhere.
-        let failures = |applied: Result<Applied, _>| {
-            let failures = applied.unwrap().failures.into_iter();
-            failures.map(|failure| failure.key).collect::<BTreeSet<_>>()
+        let failures = |applied: Result<Applied, _>| -> BTreeSet<ServiceKey> {
+            applied.unwrap().failures.into_iter().map(|failure| failure.key).collect()
         };
         let (mut order, mut failed) = (Vec::<Svc>::new(), BTreeSet::new());
         for after in steps {
