@@ -142,11 +142,6 @@ impl Listing {
         self.declared.words.first().map_or("", String::as_str)
     }
 
-    /// Returns the field of rows in an answer.
-    pub fn rows(&self) -> &FieldDescriptor {
-        &self.rows
-    }
-
     /// Returns whether the kind has all that it needs without a positional argument.
     pub fn is_of_all(&self) -> bool {
         self.arguments.iter().all(|argument| !argument.declared.positional)
@@ -346,8 +341,8 @@ impl Serialize for ListingView {
         }
         map.serialize_entry(self.listing.rows.json_name(), &self.rows)?;
         let rest = self.rest.descriptor();
-        // Pages have been put together, and the time of the answer is no part of it.
-        let is_shown = |of: &FieldDescriptor| !["next_page_token", "now_ms"].contains(&of.name());
+        // The time of the answer is no part of it.
+        let is_shown = |of: &FieldDescriptor| of.name() != "now_ms";
         for of in rest.fields().filter(|of| *of != self.listing.rows && is_shown(of)) {
             map.serialize_entry(json::name(&of), &json::Field(&self.rest, &of))?;
         }

@@ -3,9 +3,7 @@
 use kplane_model::ServiceName;
 use kplane_view::declared::Listing;
 use prost_reflect::prost::Message as _;
-use prost_reflect::{
-    DynamicMessage, MessageDescriptor, MethodDescriptor, ReflectMessage as _, Value,
-};
+use prost_reflect::{DynamicMessage, MessageDescriptor, MethodDescriptor, ReflectMessage as _};
 use tonic::codec::{Codec, CompressionEncoding, DecodeBuf, Decoder, EncodeBuf, Encoder};
 use tonic::codegen::http::uri::PathAndQuery;
 use tonic::service::interceptor::InterceptedService;
@@ -14,41 +12,17 @@ use tonic::{Request, Status};
 use super::{Client, Error, MAX_ANSWER_BYTES};
 
 impl Client {
-    /// Returns a list, from all its pages. `service` is the one that the request names, if it does.
+    /// Returns a list. `service` is the one that the request names, if it does.
     pub(crate) async fn list(
         &self,
         listing: &Listing,
-        mut request: DynamicMessage,
+        request: DynamicMessage,
         service: Option<&ServiceName>,
     ) -> Result<DynamicMessage, Error> {
-        let mut all: Option<DynamicMessage> = None;
-        loop {
-            let page = self.call(&listing.method, request.clone()).await;
-            let mut page = match service {
-                Some(service) => self.known(service, page).await?,
-                None => page?,
-            };
-            let next = text(&page, "next_page_token");
-            let rows = page.get_field_mut(listing.rows());
-            let ended =
-                rows.as_list().is_none_or(<[_]>::is_empty) || next == text(&request, "page_token");
-            match all.as_mut().map(|all| all.get_field_mut(listing.rows())) {
-                Some(Value::List(known)) => {
-                    if let Value::List(new) = std::mem::replace(rows, Value::List(Vec::new())) {
-                        known.extend(new);
-                    }
-                }
-                _ => all = Some(page),
-            }
-            match (next, all.take()) {
-                (None, Some(all)) => return Ok(all),
-                (Some(_), _) if ended => return Err(self.lost("the list has no end")),
-                (Some(token), left) => {
-                    all = left;
-                    request.set_field_by_name("page_token", Value::String(token));
-                }
-                (None, None) => return Err(self.lost("the list has no page")),
-            }
+        let answer = self.call(&listing.method, request).await;
+        match service {
+            Some(service) => self.known(service, answer).await,
+            None => answer,
         }
     }
 
@@ -71,12 +45,6 @@ impl Client {
         })
         .await
     }
-}
-
-/// Returns the text in a field; `None` = it is empty, or there is no such field.
-fn text(of: &DynamicMessage, field: &str) -> Option<String> {
-    let value = of.get_field_by_name(field)?;
-    value.as_str().filter(|text| !text.is_empty()).map(str::to_owned)
 }
 
 /// Messages of a type that a descriptor describes.

@@ -232,22 +232,31 @@ fn ranges() -> [Cidr; 1] {
     ["10.0.0.0/29".parse().unwrap()]
 }
 
+/// Hands a change of objects to whoever takes it.
+fn with_change<T>(
+    steps: &[Step],
+    complete: bool,
+    pod_ranges: &[Cidr],
+    take: impl FnOnce(PolicyChange<'_>) -> T,
+) -> T {
+    let objects: Vec<_> =
+        steps.iter().map(|(key, object)| (key.clone(), object.as_ref())).collect();
+    take(PolicyChange {
+        objects: &objects,
+        complete,
+        closed: false,
+        pod_ranges,
+    })
+}
+
 fn apply(content: &mut Content, objects: &[Step], complete: bool) {
     apply_in(content, objects, complete, &ranges());
 }
 
 fn apply_in(content: &mut Content, objects: &[Step], complete: bool, pod_ranges: &[Cidr]) {
-    let objects: Vec<_> =
-        objects.iter().map(|(key, object)| (key.clone(), object.as_ref())).collect();
-    content.apply(
-        PolicyChange {
-            objects: &objects,
-            complete,
-            closed: false,
-            pod_ranges,
-        },
-        &mut Suspects::default(),
-    );
+    with_change(objects, complete, pod_ranges, |change| {
+        content.apply(change, &mut Suspects::default());
+    });
 }
 
 fn whole(world: &World) -> Vec<Step> {

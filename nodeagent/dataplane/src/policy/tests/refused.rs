@@ -2,7 +2,7 @@
 
 use kplane_model::{Family, PolicyKey, PolicyObject, Protocol};
 
-use super::{IPS, Step, ip, local_pod, name, of_ports, ranges};
+use super::{IPS, Step, ip, local_pod, name, of_ports, ranges, with_change};
 use crate::backend::nftables::TableKind;
 use crate::backend::nftables::memory::{MemoryKernel, PacketFate, TableFaults, TestPacket};
 use crate::policy::{Enforcer, PolicyApplied, PolicyChange};
@@ -14,15 +14,10 @@ fn step(object: PolicyObject) -> Step {
 /// Applies a change, and everything as often as the engine would.
 fn apply(enforcer: &mut Enforcer, change: &[Step], all: &[Step]) -> PolicyApplied {
     let mut apply = |(steps, complete): (&[Step], bool)| {
-        let objects: Vec<_> =
-            steps.iter().map(|(key, object)| (key.clone(), object.as_ref())).collect();
-        let change = PolicyChange {
-            objects: &objects,
-            complete,
-            closed: false,
-            pod_ranges: &ranges(),
-        };
-        enforcer.apply(Family::V4, change).ok()
+        with_change(steps, complete, &ranges(), |change| {
+            enforcer.apply(Family::V4, change)
+        })
+        .ok()
     };
     [(change, false), (all, true), (all, true)]
         .into_iter()

@@ -6,12 +6,12 @@ use kplane_model::{Family, PolicyObject, Protocol};
 use proptest::prelude::*;
 use proptest::sample::select;
 
-use super::{IPS, Step, World, ip, local_pod, name, object, ranges, whole};
+use super::{IPS, Step, World, ip, local_pod, name, object, ranges, whole, with_change};
 use crate::backend::nftables::TableKind;
 use crate::backend::nftables::memory::{Disturbance, MemoryKernel, PacketFate, TestPacket};
 use crate::conntrack::Sweeper;
 use crate::conntrack::tests::idle;
-use crate::policy::{Enforcer, PolicyApplied, PolicyChange};
+use crate::policy::{Enforcer, PolicyApplied};
 
 const V4: Family = Family::V4;
 
@@ -88,15 +88,9 @@ impl Node {
     }
 
     fn begin(&mut self, steps: &[Step], complete: bool) -> bool {
-        let objects: Vec<_> =
-            steps.iter().map(|(key, object)| (key.clone(), object.as_ref())).collect();
-        let change = PolicyChange {
-            objects: &objects,
-            complete,
-            closed: false,
-            pod_ranges: &ranges(),
-        };
-        let begun = self.enforcer.begin(V4, change);
+        let begun = with_change(steps, complete, &ranges(), |change| {
+            self.enforcer.begin(V4, change)
+        });
         begun.map(|applied| self.applied = applied).is_ok()
     }
 
