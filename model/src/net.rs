@@ -172,6 +172,15 @@ pub enum FrontendAddr {
     },
 }
 
+impl FrontendAddr {
+    /// Returns the protocol.
+    pub fn protocol(&self) -> Protocol {
+        match *self {
+            Self::Address { protocol, .. } | Self::NodePort { protocol, .. } => protocol,
+        }
+    }
+}
+
 impl fmt::Display for FrontendAddr {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

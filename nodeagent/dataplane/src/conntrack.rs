@@ -10,15 +10,20 @@
 //! * **Stale UDP flows** (F1 to F5). A UDP client that keeps its source port keeps its conntrack entry, and with it the
 //!   endpoint that was chosen for its first packet. So after a commit, kplane asks the kernel for the entries that the
 //!   change may concern. It deletes the entries that do not lead to a serving endpoint, and the next packet is balanced
-//!   anew. Entries of TCP and SCTP stay (F5).
+//!   anew.
+//! * **Connections without a reply**. Entries of TCP and SCTP stay (F5), except for those to an endpoint that was taken out
+//!   of service before it answered: the client sends again, and is led to another endpoint. They are deleted at the second
+//!   scan only, when an answer that was on its way has arrived; at once if the address is in service again, as another
+//!   Pod's.
 //! * **Connections that policies deny** (NP13). Only the engine knows what policies say, so it judges the flows of
 //!   addresses that lost something. A flow of TCP is deleted: the table refuses segments from the midst of a connection.
 //!   All others are marked ([`CUT`](crate::backend::nftables::CUT)), since each datagram of the other side would begin the
 //!   flow anew, the other way round. A mark lasts as long as its flow, and costs no memory; the table takes it back when
 //!   it allows a packet of the side that began.
 //!
-//! **Invariants.** Nothing here runs before the commit, delays it or its report, or makes it fail. A commit that concerns
-//! no UDP Service and takes nothing from an address costs no system call. Every change is scanned for twice: a packet that
+//! **Invariants.** An entry of TCP or SCTP with a reply is never deleted because of a Service. Nothing here runs before
+//! the commit, delays it or its report, or makes it fail. A commit that takes nothing from a Service or an address costs no
+//! system call. Every change is scanned for twice: a packet that
 //! was in transit during the commit may have created its entry by the old rules just after the first scan. What fails is
 //! scanned for again.
 
@@ -43,7 +48,7 @@ use std::time::{Duration, Instant};
 
 use kplane_model::Family;
 use kplane_netlink::NfSocket;
-pub use kplane_netlink::conntrack::AnyFlow;
+pub use kplane_netlink::conntrack::{AnyFlow, Flow, IPS_DST_NAT, IPS_SEEN_REPLY, Tuple};
 use nix::time::{ClockId, clock_gettime};
 use parking_lot::Mutex;
 
@@ -96,11 +101,11 @@ impl Sweeper {
         Ok(Self { families, wake })
     }
 
-    /// Records that the data path holds a change, except for `failures`. O(changed UDP ServicePorts).
+    /// Records that the data path holds a change, except for `failures`. O(changed ServicePorts).
     pub fn committed(&self, change: &Change<'_>, failures: &[Failure]) {
         self.update(change.family, |family| {
             let work = family.tracker.commit(change, failures);
-            family.schedule.add(work)
+            family.schedule.add(work, Instant::now())
         });
     }
 
@@ -110,7 +115,7 @@ impl Sweeper {
             everything: true,
             ..Work::default()
         };
-        self.update(family, |family| family.schedule.add(work));
+        self.update(family, |family| family.schedule.add(work, Instant::now()));
     }
 
     /// Has the flows of these addresses judged.
@@ -119,7 +124,7 @@ impl Sweeper {
             judged,
             ..Work::default()
         };
-        self.update(family, |family| family.schedule.add(work));
+        self.update(family, |family| family.schedule.add(work, Instant::now()));
     }
 
     /// Has flows cut that policies deny.
@@ -189,6 +194,7 @@ impl SweeperThread {
             let error = result.as_ref().err().map(|error| chain(error));
             self.counts.count(family, swept.deleted, error, took);
         }
+        self.counts.ended(family, swept.half_open, swept.cut);
         let spent = processor_time()
             .zip(processor)
             .map_or(took, |(now, then)| now.saturating_sub(then));
@@ -196,8 +202,9 @@ impl SweeperThread {
         self.budget.spend(now, spent);
         if swept != Swept::default() {
             tracing::info!(
-                %family, deleted = swept.deleted, cut = swept.cut, ?took,
-                "deleted stale UDP flows and cut denied connections"
+                %family, deleted = swept.deleted, half_open = swept.half_open, cut = swept.cut, ?took,
+                "deleted stale UDP flows, deleted connections that wait for endpoints out of service, and cut denied \
+                 connections"
             );
         }
         state.lock().finish(family, job, result, now);
@@ -244,7 +251,8 @@ impl FamilyState {
                 error = reason,
                 ?wait,
                 "cannot sweep conntrack entries; trying again with pauses of up to 30 s. UDP clients that keep their \
-                 source port may still reach removed endpoints, and connections that policies deny may live on"
+                 source port may still reach removed endpoints, connections that begin may wait for these, and \
+                 connections that policies deny may live on"
             );
         }
     }

@@ -1,5 +1,5 @@
-//! Conntrack entries over netlink (linux/netfilter/nfnetlink_conntrack.h): listing the UDP entries of
-//! a family, reading them, and deleting one.
+//! Conntrack entries over netlink (linux/netfilter/nfnetlink_conntrack.h): listing entries of a family, reading them, and
+//! deleting one.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -57,6 +57,9 @@ const FILTER_DST_PORT: u32 = 1 << 5;
 /// A flag that no kernel has.
 const FILTER_UNKNOWN: u32 = 1 << 31;
 
+/// `IPS_SEEN_REPLY` (linux/netfilter/nf_conntrack_common.h): the other side has answered.
+pub const IPS_SEEN_REPLY: u32 = 1 << 1;
+
 /// `IPS_DST_NAT` (linux/netfilter/nf_conntrack_common.h): the destination is translated.
 pub const IPS_DST_NAT: u32 = 1 << 5;
 
@@ -69,9 +72,11 @@ pub struct Tuple {
     pub destination: SocketAddr,
 }
 
-/// A UDP entry of the kernel's conntrack table.
+/// An entry of UDP, TCP or SCTP in the kernel's conntrack table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Flow {
+    /// The protocol.
+    pub protocol: Protocol,
     /// The packets that the client sends, before translation.
     pub original: Tuple,
     /// The packets expected in reply. Their source is the real destination of the client's packets.
@@ -93,13 +98,18 @@ impl Flow {
         self.status & IPS_DST_NAT != 0
     }
 
+    /// Returns whether the other side has answered.
+    pub fn is_replied(&self) -> bool {
+        self.status & IPS_SEEN_REPLY != 0
+    }
+
     /// Returns whether the entry is in its own zone. There another program (a virtual switch) tracks
     /// packets that the rules of this namespace may see again.
     pub fn is_zoned(&self) -> bool {
         self.zone.is_some() || self.original_zone.is_some()
     }
 
-    /// Reads one message of a dump; returns `None` for anything but a complete UDP entry.
+    /// Reads one message of a dump; returns `None` for anything but a complete entry of a protocol with ports.
     pub fn parse(message: Message<'_>) -> Option<Self> {
         if message.kind != ENTRY {
             return None;
@@ -108,18 +118,19 @@ impl Flow {
         let (mut status, mut id, mut zone) = (0, None, None);
         for attribute in message.attributes() {
             match attribute.kind {
-                CTA_TUPLE_ORIG => original = parse_tuple(attribute, Protocol::Udp),
-                CTA_TUPLE_REPLY => reply = parse_tuple(attribute, Protocol::Udp),
+                CTA_TUPLE_ORIG => original = parse_tuple(attribute),
+                CTA_TUPLE_REPLY => reply = parse_tuple(attribute),
                 CTA_STATUS => status = attribute.as_u32()?,
                 CTA_ID => id = attribute.as_u32(),
                 CTA_ZONE => zone = as_u16(attribute),
                 _ => {}
             }
         }
-        let (original, original_zone) = original?;
-        Some(Self {
+        let ((protocol, original, original_zone), (same, reply, _)) = (original?, reply?);
+        (protocol == same).then_some(Self {
+            protocol,
             original,
-            reply: reply?.0,
+            reply,
             status,
             id,
             zone,
@@ -133,7 +144,7 @@ impl Flow {
         let family = Family::of(self.original.source.ip());
         Request::new("delete conntrack entry", DELETE, nfproto(family), |w| {
             w.nest(CTA_TUPLE_ORIG, |w| {
-                write_tuple(w, self.original, Protocol::Udp);
+                write_tuple(w, self.original, self.protocol);
                 if let Some(zone) = self.original_zone {
                     w.bytes(CTA_TUPLE_ZONE, &zone.to_be_bytes());
                 }
@@ -175,7 +186,12 @@ pub enum Selection {
 
 impl Selection {
     /// All entries of UDP.
-    pub const UDP: Self = Self::To(None, Some((Protocol::Udp, None)));
+    pub const UDP: Self = Self::all_of(Protocol::Udp);
+
+    /// Returns the selection of all entries of a protocol.
+    pub const fn all_of(protocol: Protocol) -> Self {
+        Self::To(None, Some((protocol, None)))
+    }
 
     /// Returns the request for this selection.
     pub fn request(self, family: Family) -> Request {
@@ -305,23 +321,23 @@ fn write_tuple(w: &mut AttributeWriter<'_>, tuple: Tuple, protocol: Protocol) {
     });
 }
 
-/// Reads a tuple of a protocol, and its zone if it has its own.
-fn parse_tuple(attribute: Attribute<'_>, protocol: Protocol) -> Option<(Tuple, Option<u16>)> {
+/// Reads the protocol of a tuple, the tuple, and its zone if it has its own.
+fn parse_tuple(attribute: Attribute<'_>) -> Option<(Protocol, Tuple, Option<u16>)> {
     let (mut addresses, mut ports, mut zone) = (None, None, None);
     for part in attribute.children() {
         match part.kind {
             CTA_TUPLE_IP => addresses = parse_addresses(part),
-            CTA_TUPLE_PROTO => ports = parse_ports(part, protocol),
+            CTA_TUPLE_PROTO => ports = parse_ports(part),
             CTA_TUPLE_ZONE => zone = as_u16(part),
             _ => {}
         }
     }
-    let ((source, destination), (source_port, destination_port)) = (addresses?, ports?);
+    let ((source, destination), (protocol, source_port, destination_port)) = (addresses?, ports?);
     let tuple = Tuple {
         source: SocketAddr::new(source, source_port),
         destination: SocketAddr::new(destination, destination_port),
     };
-    (source.is_ipv4() == destination.is_ipv4()).then_some((tuple, zone))
+    (source.is_ipv4() == destination.is_ipv4()).then_some((protocol, tuple, zone))
 }
 
 fn parse_addresses(attribute: Attribute<'_>) -> Option<(IpAddr, IpAddr)> {
@@ -336,17 +352,17 @@ fn parse_addresses(attribute: Attribute<'_>) -> Option<(IpAddr, IpAddr)> {
     source.zip(destination)
 }
 
-fn parse_ports(attribute: Attribute<'_>, protocol: Protocol) -> Option<(u16, u16)> {
-    let (mut source, mut destination) = (None, None);
+fn parse_ports(attribute: Attribute<'_>) -> Option<(Protocol, u16, u16)> {
+    let (mut protocol, mut source, mut destination) = (None, None, None);
     for part in attribute.children() {
         match part.kind {
-            CTA_PROTO_NUM if part.payload != [protocol.number()] => return None,
+            CTA_PROTO_NUM => protocol = Protocol::from_number(*part.payload.first()?),
             CTA_PROTO_SRC_PORT => source = as_u16(part),
             CTA_PROTO_DST_PORT => destination = as_u16(part),
             _ => {}
         }
     }
-    source.zip(destination)
+    Some((protocol?, source?, destination?))
 }
 
 fn as_ip(attribute: Attribute<'_>) -> Option<IpAddr> {

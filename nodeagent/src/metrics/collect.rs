@@ -293,6 +293,14 @@ impl Agent {
              (applied), that was read back from the kernel (verified)",
             )
             .gauge(to, revisions)?;
+        let totals = self.0.conntrack.totals().into_iter().zip(FAMILIES);
+        let ended = totals.flat_map(|(of, [family])| {
+            let reasons = [("half_open", of.half_open), ("denied", of.denied)];
+            reasons.map(|(reason, count)| ([family, ("reason", reason)], float(count)))
+        });
+        Metric::new("kplane_agent_ended_connections")
+            .help("Connections that the agent ended in the kernel: half_open = without an answer from an endpoint that was taken out of service; denied = no longer allowed by NetworkPolicies")
+            .counter(to, ended)?;
         let families = |values: [bool; 2]| FAMILIES.into_iter().zip(values.map(f64::from));
         Metric::new("kplane_agent_family_programmed")
             .help("1 if the kernel holds the desired state of the family")

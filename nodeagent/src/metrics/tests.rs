@@ -44,6 +44,7 @@ gauge kplane_agent_connected
 gauge kplane_agent_conntrack_entries
 gauge kplane_agent_conntrack_limit
 counter kplane_agent_drift_repairs_total ip_family
+counter kplane_agent_ended_connections_total ip_family,reason
 gauge kplane_agent_endpoints
 gauge kplane_agent_failures state
 gauge kplane_agent_family_failing ip_family
@@ -289,6 +290,7 @@ async fn numbers_come_from_report_and_counters() {
         endpoints: 3,
     };
     rig.conntrack.count(Family::V6, 6, None, Duration::ZERO);
+    rig.conntrack.ended(Family::V6, 2, 3);
     let v6 = rig.counters.family(Family::V6);
     v6.queued(changes, 1_700_000_000_500);
     v6.set_no_local([4, 5]);
@@ -314,6 +316,14 @@ async fn numbers_come_from_report_and_counters() {
         (
             "kubeproxy_conntrack_reconciler_deleted_entries_total{ip_family=\"IPv6\"}",
             "6",
+        ),
+        (
+            "kplane_agent_ended_connections_total{ip_family=\"IPv6\",reason=\"half_open\"}",
+            "2",
+        ),
+        (
+            "kplane_agent_ended_connections_total{ip_family=\"IPv6\",reason=\"denied\"}",
+            "3",
         ),
     ] {
         assert_eq!(rig.value(series).await, value, "{series}");

@@ -15,7 +15,8 @@ use kplane_dataplane::backend::{
 };
 use kplane_model::{Family, ServiceKey};
 
-use crate::ledger::{Shared, Sides, lock};
+use crate::connections::{Connections, Sweeps};
+use crate::ledger::{C1, Shared, Sides, lock};
 use crate::oracle::{self, Key, key, planned};
 use crate::plan::{Damage, Fault, Plan, TableFault};
 use crate::reference::{Packet, random};
@@ -35,6 +36,8 @@ pub(crate) struct Kernel {
 struct State {
     /// What agents wrote, and the ServicePorts that are not as planned because they were refused, by family.
     written: Sides,
+    /// By family.
+    connections: [Connections; 2],
     /// ServicePorts that another program removed since.
     drifted: [BTreeSet<Key>; 2],
     refused: Option<u8>,
@@ -81,11 +84,11 @@ impl Kernel {
     pub(crate) fn open(&self) -> Backend {
         let side = |family| {
             let kernel = self.clone();
-            let known = false;
             Box::new(KernelSide {
                 kernel,
                 family,
-                known,
+                known: false,
+                sweeps: Sweeps::default(),
             }) as Box<dyn Side>
         };
         let noop = noop::open_with(side);
@@ -270,6 +273,7 @@ struct KernelSide {
     family: Family,
     /// A complete change was taken: the content is known.
     known: bool,
+    sweeps: Sweeps,
 }
 
 impl KernelSide {
@@ -293,6 +297,8 @@ impl Side for KernelSide {
             return Err(self.error("cannot be programmed"));
         }
         let (before, failed) = std::mem::take(&mut state.written[place]);
+        let mut known = before.clone();
+        known.retain(|key, _| !failed.contains(key));
         let mut after = if change.complete { oracle::Side::new() } else { before.clone() };
         let mut applied = Applied::default();
         let mut failed = if change.complete { BTreeSet::new() } else { failed };
@@ -317,8 +323,19 @@ impl Side for KernelSide {
         }
         state.written[place] = (after.clone(), failed.clone());
         let silent = state.silent.take_if(|family| *family == self.family).is_some();
+        let connections = &mut state.connections[place];
+        let sides = (&known, &after);
+        let wrong = if silent {
+            None
+        } else {
+            self.sweeps.committed(&change, &applied.failures, sides, connections)
+        };
+        connections.begin(&after);
         drop(state);
         let mut ledger = lock(&self.kernel.ledger);
+        if let Some(wrong) = wrong {
+            ledger.break_invariant(C1, format!("on n{}, {wrong}", self.kernel.node));
+        }
         ledger.applied(self.kernel.node, self.family, (&before, &after), &failed);
         self.known = !silent;
         if silent { Err(self.error("no answer")) } else { Ok(applied) }

@@ -39,6 +39,9 @@ pub(crate) const I4: &str =
     "I4: a Service that has endpoints before and after is never unprogrammed";
 pub(crate) const I5: &str = "I5: an agent reports no more than its kernel holds";
 
+pub(crate) const C1: &str =
+    "C1: connections end only if they wait for an endpoint out of service, and these all do";
+
 pub(crate) const N1: &str = "N1: a kernel passes no packet that all states deny in which it may be";
 pub(crate) const N2: &str = "N2: a kernel drops no packet that all states allow in which it may be";
 pub(crate) const N3: &str = "N3: the control plane answers what NetworkPolicies say";

@@ -10,6 +10,9 @@
 //! is written from the text of the API. Exchanges with the tables fail, other programs damage them with and without a report
 //! of the kernel, and agents die in the midst of a change. The invariants N1 to N3 are about these.
 //!
+//! Clients connect to every endpoint of a kernel after each change, and the agent's tracker says which of these connections
+//! would be deleted: C1 is about them.
+//!
 //! ```text
 //! cargo test -p kp-nodeagent --test simulation -- --seeds 10000     seeds 0, 1, ..
 //! cargo test -p kp-nodeagent --test simulation -- --seed 7          one seed, and the story of it
@@ -27,6 +30,7 @@
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test program")]
 
 mod agent;
+mod connections;
 mod dice;
 mod kernel;
 mod ledger;

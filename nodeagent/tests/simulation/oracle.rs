@@ -37,6 +37,16 @@ pub(crate) struct Place {
     unserved: Option<Unserved>,
 }
 
+impl Place {
+    /// Returns whether packets may reach an endpoint.
+    pub(crate) fn leads_to(&self, endpoint: &SocketAddr) -> bool {
+        [Some(&self.endpoints), self.inside.as_ref()]
+            .into_iter()
+            .flatten()
+            .any(|list| list.contains(endpoint))
+    }
+}
+
 impl Entry {
     /// Returns whether packets reach an endpoint somewhere.
     pub(crate) fn serves(&self) -> bool {

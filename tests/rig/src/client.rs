@@ -87,6 +87,8 @@ pub struct Probe {
     pub source: Option<IpAddr>,
     /// The longest wait for the connection, or for the answer to a datagram.
     pub timeout: Duration,
+    /// A connection whose first packet had to be repeated counts.
+    pub repeats: bool,
 }
 
 /// The answer of a server about a connection.
@@ -156,6 +158,7 @@ impl Probe {
             to,
             source: None,
             timeout: TIMEOUT,
+            repeats: false,
         }
     }
 
@@ -171,6 +174,15 @@ impl Probe {
     pub fn timeout(mut self, timeout: Duration) -> Self {
         self.timeout = timeout;
         self
+    }
+
+    /// Lets connections count whose first packet had to be repeated.
+    #[must_use]
+    pub fn repeating(self) -> Self {
+        Self {
+            repeats: true,
+            ..self
+        }
     }
 
     /// Probes once from a namespace.
@@ -232,7 +244,7 @@ impl Probe {
         socket.set_linger(Some(Duration::ZERO))?;
         socket.connect_timeout(&self.to.into(), self.timeout)?;
         // A lost packet is a failure, and no delay. The kernel knows, while clocks show how busy the machine is, too.
-        if getsockopt(&socket, TcpInformation)?.total_retrans() > 0 {
+        if !self.repeats && getsockopt(&socket, TcpInformation)?.total_retrans() > 0 {
             return Err(ErrorKind::TimedOut.into());
         }
         socket.set_read_timeout(Some(self.timeout.max(PATIENCE)))?;

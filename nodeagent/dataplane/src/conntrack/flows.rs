@@ -4,7 +4,7 @@ use std::cell::OnceCell;
 use std::collections::HashSet;
 use std::net::IpAddr;
 
-use kplane_model::{Family, Protocol};
+use kplane_model::{EndpointAddr, Family, Protocol};
 use parking_lot::Mutex;
 
 use super::{FamilyState, Hand, Verdict, Work};
@@ -98,6 +98,8 @@ impl Size {
 pub(super) struct Swept {
     /// Number of deleted stale UDP flows.
     pub(super) deleted: u64,
+    /// Number of deleted connections of TCP and SCTP without a reply.
+    pub(super) half_open: u64,
     /// Number of flows that were cut because policies deny them.
     pub(super) cut: u64,
 }
@@ -142,6 +144,9 @@ impl Pass<'_> {
     }
 
     fn is_stale(&self, flow: &Flow) -> bool {
+        if !self.work.concerns(flow) {
+            return false;
+        }
         let verdict = self.state.lock().tracker.verdict(flow, self.work);
         match verdict {
             Verdict::Keep => false,
@@ -186,13 +191,16 @@ impl Pass<'_> {
     ) -> Result<(), SweepError> {
         let (seeks_stale, judges) = (self.work.seeks_stale(), !self.work.judged.is_empty());
         for _ in 0..MAX_ROUNDS {
-            let (mut stale, mut lot, mut more) = (Vec::new(), Vec::new(), false);
+            let (mut stale, mut half_open) = (Vec::new(), Vec::new());
+            let (mut lot, mut more) = (Vec::new(), false);
             let listed = socket.dump_each(selection.request(self.family), |message| {
                 if seeks_stale
                     && let Some(flow) = Flow::parse(message).filter(|flow| self.is_stale(flow))
                 {
-                    match stale.len() {
-                        ..MAX_HELD => stale.push(flow),
+                    let found =
+                        if flow.protocol == Protocol::Udp { &mut stale } else { &mut half_open };
+                    match found.len() {
+                        ..MAX_HELD => found.push(flow),
                         _ => more = true,
                     }
                 } else if judges
@@ -207,6 +215,7 @@ impl Pass<'_> {
             more |= self.hand_over(lot);
             // These flows are stale, whatever happened to the rest of the list.
             send(socket, &stale, Flow::delete, &mut swept.deleted)?;
+            send(socket, &half_open, Flow::delete, &mut swept.half_open)?;
             self.cut(socket, swept)?;
             listed?;
             if !more {
@@ -250,22 +259,35 @@ pub(super) fn selections(work: &Work, filter: Filter, size: Option<Size>) -> Vec
     } else {
         vec![Selection::Any]
     };
-    let questions = work.frontends.len() + work.retired.len();
+    let udp = || work.frontends.iter().filter(|at| at.protocol() == Protocol::Udp);
+    let questions = udp().count() + work.retired.len();
     let can = match filter {
         Filter::Nothing => questions == 0,
         Filter::Destinations => work.retired.is_empty(),
         Filter::Both => true,
     };
     if work.everything || !can || questions > most {
-        let all = (judged != [Selection::Any]).then_some(Selection::UDP);
-        return all.into_iter().chain(judged).collect();
+        let of = |protocol| work.retired.iter().any(|(of, _)| *of == protocol);
+        let is_listed = |protocol: &Protocol| match protocol {
+            Protocol::Udp => work.everything || of(Protocol::Udp) || udp().next().is_some(),
+            Protocol::Tcp | Protocol::Sctp => of(*protocol),
+        };
+        let mut all = vec![Protocol::Udp, Protocol::Tcp, Protocol::Sctp];
+        all.retain(|protocol| judged != [Selection::Any] && is_listed(protocol));
+        return all.into_iter().map(Selection::all_of).chain(judged).collect();
     }
-    let udp = |port| Some((Protocol::Udp, Some(port)));
-    let frontends = work.frontends.iter().map(|at| match *at {
-        FrontendAddr::Address { ip, port, .. } => Selection::To(Some(ip), udp(port)),
-        FrontendAddr::NodePort { port, .. } => Selection::To(None, udp(port)),
+    let frontends = udp().map(|at| match *at {
+        FrontendAddr::Address { ip, protocol, port } => {
+            Selection::To(Some(ip), Some((protocol, Some(port))))
+        }
+        FrontendAddr::NodePort { protocol, port } => {
+            Selection::To(None, Some((protocol, Some(port))))
+        }
     });
-    let retired = work.retired.iter().map(|at| Selection::RepliesFrom(at.ip, udp(at.port)));
+    let replies = |&(protocol, at): &(Protocol, EndpointAddr)| {
+        Selection::RepliesFrom(at.ip, Some((protocol, Some(at.port))))
+    };
+    let retired = work.retired.iter().map(replies);
     frontends.chain(retired).chain(judged).collect()
 }
 

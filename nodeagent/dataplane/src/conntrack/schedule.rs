@@ -1,6 +1,8 @@
-//! Schedule of the scans: soon after a commit and once again, with pauses after failures; and the processor time that
-//! scans may take. This module is pure; time is an argument.
+//! Schedule of the scans: soon after a commit and once again (for connections without a reply, once again only), with
+//! pauses after failures; and the processor time that scans may take. This module is pure; time is an argument.
 
+use std::collections::HashSet;
+use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
 use super::Work;
@@ -70,11 +72,21 @@ pub(super) struct Job {
 }
 
 impl Schedule {
-    /// Adds work, and returns whether there was any.
-    pub(super) fn add(&mut self, work: Work) -> bool {
+    /// Adds work, and returns whether there is any. Connections without a reply have the second scan only, unless another
+    /// Pod has the address now.
+    pub(super) fn add(&mut self, mut work: Work, now: Instant) -> bool {
         let is_work = !work.is_empty();
+        let came: HashSet<IpAddr> = std::mem::take(&mut work.came);
+        self.later.merge(work.split_half_open());
         self.fresh.merge(work);
-        is_work
+        let waiting = self.second.iter().map(|(_, second)| second).chain([&self.later]);
+        for returned in waiting.map(|of| of.returned(&came)).collect::<Vec<_>>() {
+            self.fresh.merge(returned);
+        }
+        if self.second.is_none() {
+            self.begin_second(now);
+        }
+        is_work || !self.fresh.is_empty()
     }
 
     /// Returns when [`Schedule::take`] returns work; the time may be past.

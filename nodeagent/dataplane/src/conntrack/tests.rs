@@ -10,7 +10,7 @@ use super::flows::{Filter, MAX_QUESTIONS, Size, selections};
 use super::*;
 use crate::plan::{Frontend, FrontendAddr, NodePlan, Origin, ServicePlan};
 use kplane_netlink::Messages;
-use kplane_netlink::conntrack::{Flow, IPS_DST_NAT, Selection, Tuple};
+use kplane_netlink::conntrack::{Flow, IPS_DST_NAT, IPS_SEEN_REPLY, Selection, Tuple};
 
 const CLUSTER_IP: &str = "10.96.0.1:53";
 const LB_IP: &str = "198.51.100.1:53";
@@ -21,6 +21,7 @@ const CLIENT: &str = "10.244.1.9:40000";
 fn flow(to: &str, server: &str) -> Flow {
     let at = |text: &str| text.parse::<SocketAddr>().unwrap();
     Flow {
+        protocol: Protocol::Udp,
         original: Tuple {
             source: at(CLIENT),
             destination: at(to),
@@ -119,7 +120,11 @@ impl Case {
             services,
             complete,
         };
-        self.tracker.commit(&change, failures)
+        let work = self.tracker.commit(&change, failures);
+        Work {
+            came: HashSet::new(),
+            ..work
+        }
     }
 
     fn update(&mut self, services: Services<'_>) -> Work {
@@ -134,7 +139,7 @@ impl Case {
 fn work(frontends: &[FrontendAddr], retired: &[u8]) -> Work {
     Work {
         frontends: frontends.iter().copied().collect(),
-        retired: retired.iter().map(|octet| endpoint(*octet)).collect(),
+        retired: retired.iter().map(|octet| (Protocol::Udp, endpoint(*octet))).collect(),
         ..Work::default()
     }
 }
@@ -179,16 +184,95 @@ fn f4_places_that_come_go_and_change_hands_are_work() {
     assert!(case.update(&[gone("one"), gone("two")]).is_empty());
 }
 
+/// Returns a plan of another protocol than UDP with these endpoints.
+fn connecting(
+    name: &str,
+    protocol: Protocol,
+    at: &str,
+    octets: &[u8],
+) -> (ServiceKey, Option<ServicePlan>) {
+    let at: SocketAddr = at.parse().unwrap();
+    let (ip, port) = (at.ip(), at.port());
+    let (_, plan) = plan(name, &[FrontendAddr::Address { ip, protocol, port }], &[]);
+    let (mut plan, key) = (plan.unwrap(), key(name, protocol));
+    plan.key = key.clone();
+    plan.frontends[0].endpoints = octets.iter().map(|octet| endpoint(*octet)).collect();
+    (key, Some(plan))
+}
+
+fn retired(protocol: Protocol, octets: &[u8]) -> HashSet<(Protocol, EndpointAddr)> {
+    octets.iter().map(|octet| (protocol, endpoint(*octet))).collect()
+}
+
+/// F5: what has a reply stays, whatever happens to its endpoint and its Service; what has none moves.
 #[test]
-fn f5_tcp_and_sctp_are_no_work() {
-    let other = |protocol| {
-        let (_, plan) = plan("dns", &[address(CLUSTER_IP)], &[1]);
-        (key("dns", protocol), plan)
+fn f5_connections_without_a_reply_leave_an_endpoint_out_of_service() {
+    for protocol in [Protocol::Tcp, Protocol::Sctp] {
+        let web = |octets: &[u8]| connecting("web", protocol, CLUSTER_IP, octets);
+        let mut case = Case::of(&[web(&[1, 2]), connecting("api", protocol, LB_IP, &[1])]);
+        assert!(case.update(&[web(&[1, 2, 3])]).is_empty());
+        let work = case.update(&[web(&[2, 3])]);
+        assert_eq!(work.retired, retired(protocol, &[1]));
+        assert!(work.frontends.is_empty());
+        let verdict = |case: &Case, work: &Work, (to, server), status| {
+            let flow = Flow {
+                protocol,
+                status: IPS_DST_NAT | status,
+                ..flow(to, server)
+            };
+            case.tracker.verdict(&flow, work)
+        };
+        let (gone, stays) = ("10.244.1.1:5353", "10.244.1.2:5353");
+        for (ends, status, want) in [
+            ((CLUSTER_IP, gone), 0, Verdict::Stale),
+            ((CLUSTER_IP, gone), IPS_SEEN_REPLY, Verdict::Keep),
+            ((CLUSTER_IP, stays), 0, Verdict::Keep),
+            // It still serves another Service.
+            ((LB_IP, gone), 0, Verdict::Keep),
+            // Another program's translation to the same Pod.
+            (("172.18.0.2:8080", gone), 0, Verdict::Keep),
+        ] {
+            assert_eq!(
+                verdict(&case, &work, ends, status),
+                want,
+                "{ends:?} {status}"
+            );
+        }
+        // Without the news that an endpoint is out of service, nothing is stale.
+        let other = Work::default();
+        assert_eq!(verdict(&case, &other, (CLUSTER_IP, gone), 0), Verdict::Keep);
+        // It is back before the scan.
+        case.update(&[web(&[1, 2])]);
+        assert_eq!(verdict(&case, &work, (CLUSTER_IP, gone), 0), Verdict::Keep);
+        // The Service goes.
+        let work = case.update(&[(key("web", protocol), None)]);
+        assert_eq!(work.retired, retired(protocol, &[1, 2]));
+        assert_eq!(verdict(&case, &work, (CLUSTER_IP, gone), 0), Verdict::Stale);
+        assert_eq!(
+            verdict(&case, &work, (CLUSTER_IP, gone), IPS_SEEN_REPLY),
+            Verdict::Keep
+        );
+        assert_eq!(verdict(&case, &work, (LB_IP, gone), 0), Verdict::Keep);
+        // A UDP flow with the same numbers is another matter.
+        assert_eq!(case.verdict(&work, CLUSTER_IP, gone), Verdict::Keep);
+    }
+}
+
+/// A local list may have endpoints that the cluster's has not.
+#[test]
+fn an_endpoint_is_out_of_service_if_no_place_has_it() {
+    let web = |outside: &[u8], inside: &[u8]| {
+        let (key, mut plan) = connecting("web", Protocol::Tcp, CLUSTER_IP, outside);
+        let inside = inside.iter().map(|octet| endpoint(*octet)).collect();
+        plan.as_mut().unwrap().frontends[0].inside = Some(inside);
+        (key, plan)
     };
-    let all = [other(Protocol::Tcp), other(Protocol::Sctp)];
-    let mut case = Case::of(&all);
-    assert!(case.commit(&all, true, &[]).is_empty());
-    assert!(case.update(&[(key("dns", Protocol::Tcp), None)]).is_empty());
+    let mut case = Case::of(&[web(&[1], &[1, 2])]);
+    assert!(case.update(&[web(&[2], &[1, 2])]).is_empty());
+    assert_eq!(
+        case.update(&[web(&[2], &[2])]).retired,
+        retired(Protocol::Tcp, &[1])
+    );
 }
 
 #[test]
@@ -273,7 +357,7 @@ proptest! {
                     prop_assert!(!is_stale || verdict != Verdict::Keep, "{to} {from} is kept");
                     prop_assert!(!leads(&owners) || verdict == Verdict::Keep, "{to} {from} is {verdict:?}");
                     let at = if to == NODE { NODE_PORT } else { address(to) };
-                    let is_sought = work.everything || work.frontends.contains(&at) || work.retired.contains(&server);
+                    let is_sought = work.everything || work.frontends.contains(&at) || work.retired.contains(&(Protocol::Udp, server));
                     prop_assert!(!is_stale || is_sought, "{to} {from} is in no {work:?}");
                     let none = Work::default();
                     prop_assert_eq!(case.verdict(&none, to, &from), fresh.verdict(&none, to, &from));
@@ -400,6 +484,25 @@ fn few_questions_are_asked_one_by_one_and_many_at_once() {
         assert_eq!(asked(frontends, retired, filter), [expected]);
     }
     assert_eq!(asked(&[], most, Filter::Both).len(), MAX_QUESTIONS);
+    let half_open = |octets: &[u8], filter| {
+        let work = Work {
+            retired: retired(Protocol::Tcp, octets),
+            // A place of TCP is no question: its endpoints are.
+            frontends: [FrontendAddr::NodePort {
+                protocol: Protocol::Tcp,
+                port: 30080,
+            }]
+            .into(),
+            ..Work::default()
+        };
+        selections(&work, filter, None)
+    };
+    let tcp = Some((Protocol::Tcp, Some(5353)));
+    let from = Selection::RepliesFrom([10, 244, 1, 1].into(), tcp);
+    assert_eq!(half_open(&[1], Filter::Both), [from]);
+    let all = [Selection::all_of(Protocol::Tcp)];
+    assert_eq!(half_open(&[1], Filter::Destinations), all);
+    assert_eq!(half_open(&[1, 2, 3, 4], Filter::Both), all);
 }
 
 /// A scan costs what the kernel walks and what it hands over: two walks of an empty table cost twice the time.
@@ -463,7 +566,7 @@ mod schedule {
         let mut schedule = Schedule::default();
         let start = Instant::now();
         assert_eq!(schedule.due(start), None);
-        schedule.add(retired(1));
+        schedule.add(retired(1), start);
         assert_eq!(look(&mut schedule, start), retired(1));
         let second = schedule.due(start).unwrap();
         assert!(second >= start + 500 * MS && second <= start + 2_000 * MS);
@@ -482,13 +585,16 @@ mod schedule {
         for step in 0_u32..300 {
             let now = start + step * 20 * MS;
             if let Some(octet) = u8::try_from(step).ok().filter(|n| *n < 200) {
-                schedule.add(Work {
-                    judged: [endpoint(octet).ip].into(),
-                    ..retired(octet)
-                });
+                schedule.add(
+                    Work {
+                        judged: [endpoint(octet).ip].into(),
+                        ..retired(octet)
+                    },
+                    now,
+                );
             }
             let looked = look(&mut schedule, now);
-            for at in looked.retired {
+            for (_, at) in looked.retired {
                 let IpAddr::V4(ip) = at.ip else { continue };
                 assert!(looked.judged.contains(&at.ip));
                 let n = usize::from(ip.octets()[3]);
@@ -554,17 +660,70 @@ mod schedule {
         assert_eq!(budget.next_at(now + 200 * MS), now + 200 * MS);
     }
 
+    fn half_open(octets: &[u8]) -> Work {
+        Work {
+            retired: super::retired(Protocol::Tcp, octets),
+            ..Work::default()
+        }
+    }
+
+    /// A reply may be on its way.
+    #[test]
+    fn connections_without_a_reply_are_looked_at_a_second_later_only() {
+        let mut schedule = Schedule::default();
+        let start = Instant::now();
+        assert!(schedule.add(half_open(&[1]), start));
+        assert!(look(&mut schedule, start).is_empty());
+        let due = schedule.due(start).unwrap();
+        assert!(due >= start + 1_000 * MS && due <= start + 2_000 * MS);
+        // Another change does not bring it forward.
+        schedule.add(retired(2), start + 500 * MS);
+        assert_eq!(look(&mut schedule, start + 500 * MS), retired(2));
+        assert_eq!(
+            look(&mut schedule, due).retired,
+            super::retired(Protocol::Tcp, &[1])
+        );
+        assert_eq!(look(&mut schedule, due + 1_000 * MS), retired(2));
+        assert_eq!(schedule.due(due), None);
+    }
+
+    /// No reply comes from a Pod whose address is another's.
+    #[test]
+    fn connections_to_an_address_that_came_back_are_looked_at_at_once() {
+        let came = |octet| Work {
+            came: [endpoint(octet).ip].into(),
+            ..Work::default()
+        };
+        let mut schedule = Schedule::default();
+        let start = Instant::now();
+        schedule.add(half_open(&[1, 2]), start);
+        schedule.add(half_open(&[3]), start + MS);
+        schedule.add(came(9), start + 2 * MS);
+        assert!(look(&mut schedule, start + 2 * MS).is_empty());
+        for octet in [1, 3] {
+            assert!(schedule.add(came(octet), start + 3 * MS));
+            assert_eq!(look(&mut schedule, start + 3 * MS), half_open(&[octet]));
+        }
+        // In one change.
+        let moved = Work {
+            came: [endpoint(4).ip].into(),
+            ..half_open(&[4])
+        };
+        schedule.add(moved, start + 4 * MS);
+        assert_eq!(look(&mut schedule, start + 4 * MS), half_open(&[4]));
+    }
+
     #[test]
     fn a_failed_look_is_tried_again_later_and_later() {
         let mut schedule = Schedule::default();
         let mut now = Instant::now();
         let mut longest = Duration::ZERO;
-        schedule.add(retired(1));
+        schedule.add(retired(1), now);
         for _ in 0..20 {
             let job = schedule.take(now);
             let wait = schedule.failed(job, now);
             longest = longest.max(wait);
-            schedule.add(retired(2));
+            schedule.add(retired(2), now);
             assert!(schedule.take(now + wait - MS).work.is_empty());
             now = schedule.due(now).unwrap();
         }
@@ -615,7 +774,7 @@ fn np13_a_pass_that_fails_is_repeated() {
         judged: [endpoint(1).ip].into(),
         ..work(&[address(CLUSTER_IP)], &[1])
     };
-    state.schedule.add(due.clone());
+    state.schedule.add(due.clone(), now);
     let job = state.schedule.take(now);
     state.denied.push(pinged());
     assert_eq!(state.due(now, now + IDLE), Some(now), "cuts do not wait");

@@ -19,8 +19,12 @@ pub fn bucket_bound(bucket: usize) -> Option<Duration> {
 /// `conntrack_reconciler_sync_duration_seconds` (section h).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ConntrackTotals {
-    /// Number of deleted entries.
+    /// Number of deleted entries of UDP.
     pub deleted: u64,
+    /// Number of deleted connections without a reply, to endpoints out of service.
+    pub half_open: u64,
+    /// Number of connections and flows that were cut because policies deny them.
+    pub denied: u64,
     /// Number of failed scans. They were repeated, or will be.
     pub failures: u64,
     /// Sum of the durations of all scans.
@@ -52,10 +56,17 @@ impl ConntrackCounts {
         self.0.lock().clone()
     }
 
-    /// Adds one scan of a family: the number of deleted entries, the error, and its duration.
+    /// Adds one scan of a family: the number of deleted entries of UDP, the error, and its duration.
     pub fn count(&self, family: Family, deleted: u64, error: Option<String>, took: Duration) {
         let mut totals = self.0.lock();
         totals[family as usize].count(deleted, error, took);
+    }
+
+    /// Adds connections that ended: those that waited for endpoints out of service, and those that policies deny.
+    pub fn ended(&self, family: Family, half_open: u64, denied: u64) {
+        let totals = &mut self.0.lock()[family as usize];
+        totals.half_open += half_open;
+        totals.denied += denied;
     }
 }
 

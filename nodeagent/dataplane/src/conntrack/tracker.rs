@@ -1,5 +1,4 @@
-//! The facts about UDP ServicePorts that identify stale flows, and the scans that a commit requires. This
-//! module is pure.
+//! The facts about ServicePorts that identify stale flows, and the scans that a commit requires. This module is pure.
 
 use std::collections::{HashMap, HashSet};
 use std::net::IpAddr;
@@ -16,7 +15,7 @@ use kplane_netlink::conntrack::Flow;
 /// is. Then all flows are scanned, and the flows of further frontends are left to time out.
 const MAX_NAMED: usize = 1 << 17;
 
-/// The UDP ServicePorts of one family as the data path holds them.
+/// The ServicePorts of one family as the data path holds them.
 #[derive(Debug, Default)]
 pub struct Tracker {
     services: HashMap<ServiceKey, Arc<Service>>,
@@ -30,20 +29,40 @@ pub struct Tracker {
 #[derive(Debug, PartialEq, Eq)]
 struct Service {
     /// The frontends, sorted.
-    frontends: Vec<FrontendAddr>,
-    /// Endpoints to which flows may go on (F2), sorted.
-    serving: Vec<EndpointAddr>,
+    frontends: Box<[FrontendAddr]>,
+    /// Endpoints to which flows of UDP may go on (F2), or connections may begin. Sorted.
+    serving: Box<[EndpointAddr]>,
 }
 
 impl Service {
     fn new(plan: &ServicePlan) -> Self {
         let mut frontends: Vec<_> = plan.frontends.iter().map(|frontend| frontend.at).collect();
         frontends.sort_unstable();
+        let serving = match plan.key.protocol {
+            Protocol::Udp => plan.serving.clone(),
+            Protocol::Tcp | Protocol::Sctp => chosen(plan),
+        };
         Self {
-            frontends,
-            serving: plan.serving.clone(),
+            frontends: frontends.into(),
+            serving: serving.into(),
         }
     }
+}
+
+/// Returns the endpoints that packets at some place of a ServicePort may reach, sorted.
+fn chosen(plan: &ServicePlan) -> Vec<EndpointAddr> {
+    let mut lists: Vec<_> = plan
+        .frontends
+        .iter()
+        .flat_map(|at| [Some(&at.endpoints), at.inside.as_ref()])
+        .flatten()
+        .collect();
+    // Most places have the same list.
+    lists.dedup();
+    let mut chosen: Vec<_> = lists.into_iter().flatten().copied().collect();
+    chosen.sort_unstable();
+    chosen.dedup();
+    chosen
 }
 
 /// The decision about a flow.
@@ -63,10 +82,12 @@ pub enum Verdict {
 pub struct Work {
     /// Whether to scan all UDP flows for stale ones.
     pub everything: bool,
-    /// Places that are new, that belong to another ServicePort, or that are gone.
+    /// Places that belong to another ServicePort or are gone; those of UDP, also if they are new.
     pub frontends: HashSet<FrontendAddr>,
-    /// Endpoints that no longer serve a ServicePort.
-    pub retired: HashSet<EndpointAddr>,
+    /// Endpoints that no longer serve a ServicePort, and its protocol.
+    pub retired: HashSet<(Protocol, EndpointAddr)>,
+    /// Addresses that are new among the endpoints of a ServicePort.
+    pub came: HashSet<IpAddr>,
     /// Addresses that may do less by policies than before: the engine judges their flows.
     pub judged: HashSet<IpAddr>,
 }
@@ -77,7 +98,7 @@ impl Work {
         !self.seeks_stale() && self.judged.is_empty()
     }
 
-    /// Returns whether to scan for stale UDP flows.
+    /// Returns whether to scan for stale flows.
     pub(super) fn seeks_stale(&self) -> bool {
         self.everything || !self.frontends.is_empty() || !self.retired.is_empty()
     }
@@ -99,8 +120,44 @@ impl Work {
         }
         if self.everything {
             // A scan of everything finds the flows of these endpoints without their names.
+            self.retired.retain(|(protocol, _)| *protocol != Protocol::Udp);
+        }
+        if self.retired.len() > MAX_NAMED {
             self.retired = HashSet::new();
         }
+    }
+
+    /// Takes out what is about connections of TCP and SCTP without a reply: a reply may be on its way.
+    pub(super) fn split_half_open(&mut self) -> Self {
+        let is_half_open = |protocol| protocol != Protocol::Udp;
+        let half_open = Self {
+            retired: self.retired.extract_if(|(protocol, _)| is_half_open(*protocol)).collect(),
+            frontends: self.frontends.extract_if(|at| is_half_open(at.protocol())).collect(),
+            ..Self::default()
+        };
+        if half_open.retired.is_empty() { Self::default() } else { half_open }
+    }
+
+    /// Returns the part that is about connections without a reply to addresses that came back, as another Pod's: no reply
+    /// is awaited there.
+    pub(super) fn returned(&self, came: &HashSet<IpAddr>) -> Self {
+        let is_back = |(protocol, at): &&(Protocol, EndpointAddr)| {
+            *protocol != Protocol::Udp && came.contains(&at.ip)
+        };
+        let retired: HashSet<_> = self.retired.iter().filter(is_back).copied().collect();
+        let is_tcp = |at: &&FrontendAddr| !retired.is_empty() && at.protocol() != Protocol::Udp;
+        Self {
+            frontends: self.frontends.iter().filter(is_tcp).copied().collect(),
+            retired,
+            ..Self::default()
+        }
+    }
+
+    /// Returns whether a flow may be stale: any one of UDP, and of other protocols one without a reply to an endpoint that
+    /// was taken out of service.
+    pub(super) fn concerns(&self, flow: &Flow) -> bool {
+        let endpoint = || (flow.protocol, EndpointAddr::from(flow.reply.source));
+        flow.protocol == Protocol::Udp || !flow.is_replied() && self.retired.contains(&endpoint())
     }
 }
 
@@ -117,6 +174,7 @@ impl Tracker {
             .filter(|failure| !failure.degraded)
             .map(|failure| &failure.key)
             .collect();
+        work.everything = change.complete;
         if change.complete {
             let named: HashSet<&ServiceKey> = change.services.iter().map(|(key, _)| key).collect();
             let unnamed = |key: &&ServiceKey| !named.contains(key) && !failed.contains(key);
@@ -126,23 +184,21 @@ impl Tracker {
             }
         }
         for (key, plan) in change.services {
-            if key.protocol == Protocol::Udp && !failed.contains(key) {
+            if !failed.contains(key) {
                 self.replace(key, plan.as_ref(), &mut work);
             }
         }
-        work.everything |= change.complete;
         self.nodeport_localhost = change.node.nodeport_localhost;
         if self.nodeport_ips != change.node.nodeport_ips {
             self.nodeport_ips.clone_from(&change.node.nodeport_ips);
-            let is_node_port = |at: &FrontendAddr| matches!(at, FrontendAddr::NodePort { .. });
-            work.everything |= self.owners.keys().any(is_node_port);
+            work.everything |=
+                self.owners.keys().any(|at| matches!(at, FrontendAddr::NodePort { .. }));
         }
         if work.everything {
             // In a scan of everything, only frontends without an owner need to be named.
             work.frontends.retain(|at| !self.owners.contains_key(at));
-        }
-        if self.owners.is_empty() && work.frontends.is_empty() {
-            return Work::default();
+            let mut places = self.owners.keys().chain(&work.frontends);
+            work.everything = places.any(|at| at.protocol() == Protocol::Udp);
         }
         work.bound();
         work
@@ -168,20 +224,37 @@ impl Tracker {
                 }
             }
         }
+        let is_udp = key.protocol == Protocol::Udp;
+        if let Some(old) = &old {
+            let stays = |at: &FrontendAddr| new.as_ref().is_some_and(|new| new.has_place(at));
+            // Flows of UDP at a place that is lost are found by the place.
+            let lost_place = !is_udp && !old.frontends.iter().all(stays);
+            let serves = |at: &&EndpointAddr| match &new {
+                Some(new) => !lost_place && new.serves(at),
+                None => is_udp,
+            };
+            let retired = old.serving.iter().filter(|at| !serves(at));
+            work.retired.extend(retired.map(|at| (key.protocol, *at)));
+        }
         let Some(new) = new else { return };
+        if !work.everything {
+            let before = |at: &&EndpointAddr| old.as_ref().is_some_and(|old| old.serves(at));
+            work.came.extend(new.serving.iter().filter(|at| !before(at)).map(|at| at.ip));
+        }
         for at in &new.frontends {
             self.owners.insert(*at, new.clone());
-            if !old.as_ref().is_some_and(|old| old.has_place(at)) {
+            if is_udp && !old.as_ref().is_some_and(|old| old.has_place(at)) {
                 work.frontends.insert(*at);
             }
         }
-        let served = old.iter().flat_map(|old| &old.serving);
-        work.retired.extend(served.filter(|at| !new.serves(at)));
     }
 
     /// Returns whether a flow leads elsewhere than its Service would send it now.
     pub fn verdict(&self, flow: &Flow, work: &Work) -> Verdict {
-        let to = flow.original.destination;
+        let (to, protocol) = (flow.original.destination, flow.protocol);
+        if !work.concerns(flow) {
+            return Verdict::Keep;
+        }
         if flow.is_zoned() && !flow.is_translated() {
             // A switch made this entry, in its own zone, on the flow's way to kplane's rules. The rules do not
             // translate entries of that zone.
@@ -189,7 +262,7 @@ impl Tracker {
         }
         let address = FrontendAddr::Address {
             ip: to.ip(),
-            protocol: Protocol::Udp,
+            protocol,
             port: to.port(),
         };
         match self.is_stale_at(&address, flow, work) {
@@ -198,7 +271,7 @@ impl Tracker {
             None => {}
         }
         let node_port = FrontendAddr::NodePort {
-            protocol: Protocol::Udp,
+            protocol,
             port: to.port(),
         };
         match self.is_stale_at(&node_port, flow, work) {

@@ -3,7 +3,8 @@
 use kplane_model::Protocol;
 use socket2::SockFilter;
 
-use super::tracked::{RawState, SEEN_REPLY, TCP_CLOSE, Tracked};
+use super::IPS_SEEN_REPLY as SEEN_REPLY;
+use super::tracked::{RawState, TCP_CLOSE, Tracked};
 use super::{CTA_STATUS, DELETE, ENTRY, IPS_DST_NAT};
 use crate::filter::{
     ALL, INDEX_NUMBER, JUMP_EQUAL, JUMP_SET, LOAD_AT_INDEX, LOAD_NUMBER, LOAD_WORD, RETURN,

@@ -17,13 +17,13 @@ fn entry(flow: Flow, extra: impl FnOnce(&mut AttributeWriter<'_>)) -> Vec<u8> {
     let family = nfproto(Family::of(flow.original.source.ip()));
     message::append(&mut bytes, ENTRY, 0, (family, 0), |w| {
         w.nest(CTA_TUPLE_ORIG, |w| {
-            write_tuple(w, flow.original, Protocol::Udp);
+            write_tuple(w, flow.original, flow.protocol);
             if let Some(zone) = flow.original_zone {
                 w.bytes(CTA_TUPLE_ZONE, &zone.to_be_bytes());
             }
         });
         w.nest(CTA_TUPLE_REPLY, |w| {
-            write_tuple(w, flow.reply, Protocol::Udp);
+            write_tuple(w, flow.reply, flow.protocol);
         });
         w.u32(CTA_STATUS, flow.status);
         if let Some(zone) = flow.zone {
@@ -41,6 +41,7 @@ fn entry(flow: Flow, extra: impl FnOnce(&mut AttributeWriter<'_>)) -> Vec<u8> {
 fn flow(client: &str, to: &str, server: &str) -> Flow {
     let at = |text: &str| text.parse::<SocketAddr>().unwrap();
     Flow {
+        protocol: Protocol::Udp,
         original: Tuple {
             source: at(client),
             destination: at(to),
@@ -125,8 +126,8 @@ fn a_deletion_always_names_a_tuple() {
         let request = flow.delete();
         let message = Messages(&request.bytes).next().unwrap();
         let tuple = message.attributes().get(CTA_TUPLE_ORIG).unwrap();
-        let (tuple, tuple_zone) = parse_tuple(tuple, Protocol::Udp).unwrap();
-        assert_eq!((tuple, tuple_zone), (flow.original, zone));
+        let tuple = parse_tuple(tuple).unwrap();
+        assert_eq!(tuple, (Protocol::Udp, flow.original, zone));
         let found = message.attributes().get(CTA_ZONE).and_then(as_u16);
         assert_eq!(found, zone);
     }
@@ -205,9 +206,11 @@ fn any_flow() -> impl Strategy<Value = Flow> {
     let ends = prop_oneof![four(v4.boxed()), four(v6.boxed())];
     let zone = || prop::option::of(any::<u16>());
     let rest = (any::<u32>(), prop::option::of(any::<u32>()), zone(), zone());
-    (ends, rest).prop_map(|(ends, (status, id, zone, original_zone))| {
+    let protocol = prop::sample::select(vec![Protocol::Tcp, Protocol::Udp, Protocol::Sctp]);
+    (protocol, ends, rest).prop_map(|(protocol, ends, (status, id, zone, original_zone))| {
         let at = |n: usize| SocketAddr::new(ends[n].0, ends[n].1);
         Flow {
+            protocol,
             original: Tuple {
                 source: at(0),
                 destination: at(1),

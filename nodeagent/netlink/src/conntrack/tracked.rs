@@ -7,8 +7,7 @@ use std::time::Instant;
 use kplane_model::{Family, Protocol};
 
 use super::{
-    CTA_PROTO_DST_PORT, CTA_PROTO_NUM, CTA_PROTO_SRC_PORT, CTA_STATUS, CTA_TUPLE_IP,
-    CTA_TUPLE_ORIG, CTA_TUPLE_PROTO, CTA_TUPLE_REPLY, ENTRY, Selection, as_u16, parse_addresses,
+    CTA_STATUS, CTA_TUPLE_ORIG, CTA_TUPLE_REPLY, ENTRY, IPS_SEEN_REPLY, Selection, parse_tuple,
 };
 use crate::attribute::Attribute;
 use crate::message::Message;
@@ -28,9 +27,6 @@ const CTA_COUNTERS_PACKETS: u16 = 1;
 const CTA_COUNTERS_BYTES: u16 = 2;
 
 const CTA_TIMESTAMP_START: u16 = 1;
-
-/// `IPS_SEEN_REPLY` (linux/netfilter/nf_conntrack_common.h): packets went both ways.
-pub(super) const SEEN_REPLY: u32 = 1 << 1;
 
 /// `enum tcp_conntrack` (linux/netfilter/nf_conntrack_tcp.h).
 const TCP_SYN_SENT: u8 = 1;
@@ -119,13 +115,13 @@ impl Tracked {
                 _ => {}
             }
         }
-        let ((protocol, client, to), (same, endpoint, _)) = (original?, reply?);
+        let ((protocol, original, _), (same, reply, _)) = (original?, reply?);
         let entry = Self {
             protocol,
-            client,
-            to,
-            endpoint,
-            stage: stage(protocol, state, status & SEEN_REPLY != 0),
+            client: original.source,
+            to: original.destination,
+            endpoint: reply.source,
+            stage: stage(protocol, state, status & IPS_SEEN_REPLY != 0),
             traffic: counters[0].zip(counters[1]).map(Into::into),
             began_ns,
         };
@@ -154,39 +150,6 @@ fn stage(protocol: Protocol, state: Option<u8>, is_replied: bool) -> Stage {
         _ => Stage::Established,
     };
     if is_replied { by_state } else { Stage::Unreplied }
-}
-
-/// Returns the protocol, the sender and the receiver of one direction.
-fn parse_tuple(attribute: Attribute<'_>) -> Option<(Protocol, SocketAddr, SocketAddr)> {
-    let (mut addresses, mut ports) = (None, None);
-    for part in attribute.children() {
-        match part.kind {
-            CTA_TUPLE_IP => addresses = parse_addresses(part),
-            CTA_TUPLE_PROTO => ports = parse_ports(part),
-            _ => {}
-        }
-    }
-    let ((source, destination), (protocol, from, to)) = (addresses?, ports?);
-    let from = SocketAddr::new(source, from);
-    Some((protocol, from, SocketAddr::new(destination, to)))
-}
-
-fn parse_ports(attribute: Attribute<'_>) -> Option<(Protocol, u16, u16)> {
-    let (mut protocol, mut source, mut destination) = (None, None, None);
-    for part in attribute.children() {
-        match part.kind {
-            CTA_PROTO_NUM => {
-                let number = *part.payload.first()?;
-                protocol = [Protocol::Tcp, Protocol::Udp, Protocol::Sctp]
-                    .into_iter()
-                    .find(|protocol| protocol.number() == number);
-            }
-            CTA_PROTO_SRC_PORT => source = as_u16(part),
-            CTA_PROTO_DST_PORT => destination = as_u16(part),
-            _ => {}
-        }
-    }
-    Some((protocol?, source?, destination?))
 }
 
 /// Returns the state of a connection.

@@ -308,6 +308,49 @@ pub(crate) fn a_node_whose_links_are_cut_is_out_in_seconds_and_back_with_them() 
     cluster.all_are_there()
 }
 
+/// Connects begin all the time while a node dies. Those that wait for it reach another with a later SYN.
+pub(crate) fn connects_that_wait_for_a_dead_node_reach_another() -> Result<()> {
+    const LIMIT: Duration = Duration::from_secs(7);
+    const EACH: Duration = Duration::from_millis(5);
+    let cluster = Cluster::new(Mode::Act)?;
+    let client = cluster.client()?;
+    reaches(&client, &format!("on-{VICTIM}"))?;
+    let stop = Arc::new(AtomicBool::new(false));
+    let (ns, until) = (client, Arc::clone(&stop));
+    let load = std::thread::spawn(move || -> Result<Vec<Outcome>> {
+        let mut connects = Vec::new();
+        while !until.load(Ordering::Relaxed) {
+            let (ns, probe) = (ns.clone(), Probe::tcp(web()).timeout(LIMIT).repeating());
+            connects.push(std::thread::spawn(move || probe.once(&ns)));
+            std::thread::sleep(EACH);
+        }
+        connects
+            .into_iter()
+            .map(|connect| connect.join().map_err(|_| anyhow::anyhow!("a client panicked"))?)
+            .collect()
+    });
+    cluster.set_link(port_of(VICTIM), false)?;
+    cluster.suspects(&[VICTIM])?;
+    stop.store(true, Ordering::Relaxed);
+    let outcomes = load.join().map_err(|_| anyhow::anyhow!("the load panicked"))??;
+    let took = |outcome: &Outcome| match outcome {
+        Outcome::Reply(reply) => Some(reply.took),
+        _ => None,
+    };
+    let failed = outcomes.iter().filter(|outcome| took(outcome).is_none()).count();
+    let late = |outcome: &&Outcome| took(outcome) > Some(Duration::from_millis(900));
+    let moved = outcomes.iter().filter(late).count();
+    println!(
+        "of {} connects {moved} moved and {failed} failed",
+        outcomes.len()
+    );
+    ensure!(failed == 0, "{failed} of {} failed", outcomes.len());
+    ensure!(moved > 0, "no connect waited for the dead node");
+    cluster.set_link(port_of(VICTIM), true)?;
+    cluster.suspects(&[])?;
+    cluster.all_are_there()
+}
+
 pub(crate) fn to_observe_a_dead_node_changes_nothing() -> Result<()> {
     let cluster = Cluster::new(Mode::Observe)?;
     let revision = || cluster.hub.store().head().borrow().revision;
