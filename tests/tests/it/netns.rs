@@ -160,6 +160,7 @@ const TESTS: &[Test] = kplane_tests::tests!(
     restart::a_restart_repairs_what_changed_meanwhile,
     restart::a_table_of_another_layout_is_replaced_under_load,
     restart::a_table_with_another_layouts_number_is_replaced,
+    restart::an_older_layout_is_replaced_under_load_both_ways,
     restart::cleanup_removes_both_tables_and_may_be_repeated,
     emptied::a_start_beside_an_emptied_folder_cuts_nobody_off,
     alone::a_reboot_without_a_control_plane_is_served_from_the_cache,

@@ -75,8 +75,7 @@ fn a_packet_that_arrives() {
           10.244.2.7:8080 gets the packet
         Kernel of node-b
           has acknowledged this state, and has not been read back since
-          asked just now: does the same: it chooses one of 1 endpoint (services,
-            services-1)
+          asked just now: does the same: it chooses one of 1 endpoint (places)
 
         Why
           1. 203.0.113.1:80/TCP is an address of the load balancer of shop/web, port
@@ -117,8 +116,7 @@ fn a_packet_that_is_dropped_on_a_node_that_lags() {
           the packet is dropped: other nodes have endpoints
         Kernel of node-b
           does not hold this state: applied revision 5 of 7
-          asked just now: does the same: it chooses one of 1 endpoint (services,
-            services-1)
+          asked just now: does the same: it chooses one of 1 endpoint (places)
     "#]]
     .assert_eq(&table(&view(reported)));
 }

@@ -446,7 +446,7 @@ pub fn explanation() -> pb::Explanation {
         kernel: Some(pb::KernelAnswer {
             agreement: pb::KernelAgreement::Agrees.into(),
             summary: "does the same: it chooses one of 1 endpoint".to_owned(),
-            places: vec!["services".to_owned(), "services-1".to_owned()],
+            places: vec!["places".to_owned()],
             endpoints: vec!["10.244.2.7:8080".to_owned()],
         }),
     }

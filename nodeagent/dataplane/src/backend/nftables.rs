@@ -47,6 +47,7 @@ mod transactions;
 pub(crate) mod uapi;
 mod userdata;
 mod watch;
+mod word;
 
 #[cfg(test)]
 mod tests;

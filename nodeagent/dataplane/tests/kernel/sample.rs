@@ -3,7 +3,7 @@
 use std::net::IpAddr;
 
 use kplane_dataplane::backend::nftables::{
-    Balancer, Carries, Class, Data, Destination, Element, Key, NodePort, Set,
+    Balancer, Carries, Data, Destination, Element, Key, NodePort, Set,
 };
 use kplane_model::{EndpointAddr, Family, Protocol};
 
@@ -73,8 +73,9 @@ pub(crate) fn elements(family: Family) -> Vec<Element> {
             let data = match set.carries() {
                 Carries::Endpoint => Some(Data::Endpoint(endpoint(family, number))),
                 Carries::Nothing => None,
+                Carries::Number => Some(Data::Number(1 << 31 | number)),
                 // These need chains: see the tests of session affinity.
-                Carries::Chain | Carries::Number => continue,
+                Carries::Chain => continue,
             };
             for key in keys.into_iter().filter(|key| key.fits(set)) {
                 push(set, key, data);
@@ -87,20 +88,15 @@ pub(crate) fn elements(family: Family) -> Vec<Element> {
     elements
 }
 
-/// Services with three endpoints each: six elements per Service.
+/// Services with three endpoints each: five elements per Service.
 pub(crate) fn many_elements(family: Family, services: u32) -> Vec<Element> {
-    let class = Class::of(3).unwrap();
     let mut elements = Vec::new();
     for number in 0..services {
         let destination = destination(family, number);
         let mut push = |set, key, data| elements.push(Element { set, key, data });
-        push(Set::Services, Key::Service(destination), None);
+        let word = Some(Data::Number(1 << 31 | 3));
+        push(Set::Places, Key::Service(destination), word);
         push(Set::ClusterIps, Key::Ip(destination.ip), None);
-        push(
-            Set::Class(Balancer::Service, class),
-            Key::Service(destination),
-            None,
-        );
         for index in 0..3 {
             let data = Some(Data::Endpoint(endpoint(family, number * 3 + index)));
             let key = Key::ServiceSlot(destination, index);

@@ -67,7 +67,7 @@ fn a_refused_operation_is_named() {
     in_netns(|| {
         let mut socket = socket_with_tables();
         let element = |number| Element {
-            set: Set::Services,
+            set: Set::FirewallServices,
             key: Key::Service(sample::destination(Family::V4, number)),
             data: None,
         };
@@ -88,7 +88,7 @@ fn a_refused_operation_is_named() {
         };
         let first = &rejections[0];
         assert_eq!((first.index, first.errno), (1, Errno::ENOENT));
-        assert_eq!(first.what.to_string(), "delete element services");
+        assert_eq!(first.what.to_string(), "delete element firewall-services");
         let key = [0x0a, 0x60, 0, 3];
         let attribute = first.attribute.as_deref().unwrap();
         assert!(
@@ -96,7 +96,7 @@ fn a_refused_operation_is_named() {
             "{attribute:?}"
         );
         assert!(error.to_string().starts_with(&format!(
-            "operation 2 of {operations} (delete element services) refused by the kernel: ENOENT"
+            "operation 2 of {operations} (delete element firewall-services) refused by the kernel: ENOENT"
         )));
         // Nothing was applied, and the socket's messages are still in sequence.
         let found = read_elements(&mut socket, Family::V4).unwrap();

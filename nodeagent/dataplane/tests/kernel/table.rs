@@ -101,14 +101,13 @@ fn tampering_is_noticed() {
             ),
             (
                 "delete table ip kplane
-                 add table ip kplane { flags dormant; comment \"kplane nftables layout 4\"; }",
+                 add table ip kplane { flags dormant; comment \"kplane nftables layout 5\"; }",
                 "flags or comment",
             ),
             (
-                "flush chain ip kplane unallocated
-                 add rule ip kplane unallocated ip daddr @cluster-ips goto refuse
-                 delete set ip kplane service-cidrs",
-                "set service-cidrs is missing",
+                "flush chain ip kplane firewall
+                 delete set ip kplane firewall-sources",
+                "set firewall-sources is missing",
             ),
         ];
         for (script, reason) in script_and_reason {
@@ -162,8 +161,8 @@ fn foreign_elements_are_noticed() {
                 "hairpin",
             ),
             (
-                "add element ip kplane services { 10.0.0.1 . 33 . 80 }",
-                "services",
+                "add element ip kplane places { 10.0.0.1 . 33 . 80 : 8000:1 }",
+                "places",
             ),
         ];
         for (script, set) in scripts {
@@ -227,7 +226,7 @@ fn sixty_thousand_elements() {
     in_netns(|| {
         let mut socket = socket_with_tables();
         for family in Family::ALL {
-            let elements = many_elements(family, 10_000);
+            let elements = many_elements(family, 12_000);
             assert_eq!(elements.len(), 60_000);
             commit(&mut socket, |batch| {
                 push_elements(batch, family, ElementOp::Add, &elements);
@@ -250,7 +249,7 @@ fn a_read_within_one_generation_is_not_torn() {
         let mut socket = socket_with_tables();
         let mut elements = many_elements(Family::V4, 500);
         let guest = |number: u32| Element {
-            set: Set::Services,
+            set: Set::FirewallServices,
             key: Key::Service(sample::destination(Family::V4, 10_000 + number)),
             data: None,
         };

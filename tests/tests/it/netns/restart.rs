@@ -150,6 +150,30 @@ pub(crate) fn a_table_with_another_layouts_number_is_replaced() -> Result<()> {
     few_lost(load_on, REPLACEMENT_LOSS)
 }
 
+/// A table as an agent of the release before left it, with one Service of those that [`cluster_policies`] has.
+const OLDER: &str = include_str!("layout-4.nft");
+
+/// An older agent replaces our table in one transaction, and we replace the one that it left.
+pub(crate) fn an_older_layout_is_replaced_under_load_both_ways() -> Result<()> {
+    need_loading()?;
+    let services = [cluster_policies().service];
+    let mut world = World::serving(Setup::PodRanges, &services)?;
+    let node = world.node(1)?.clone();
+    let load_on = start_load(&world, At::ClusterIp)?;
+    for _ in 0..3 {
+        load(&node, &format!("delete table ip kplane\n{OLDER}"))?;
+        load_on.goes_on(5, DEADLINE)?;
+        let first = world.first()?;
+        first.restart()?;
+        let done = first.replace(&services)?;
+        ensure!(done.operations > 0, "{done:?}");
+        first.ensure_equal()?;
+        load_on.goes_on(5, DEADLINE)?;
+    }
+    few_lost(load_on, 3 * REPLACEMENT_LOSS)?;
+    cluster_policies().observe(&world.net)
+}
+
 pub(crate) fn cleanup_removes_both_tables_and_may_be_repeated() -> Result<()> {
     let services = every_kind()?;
     let mut world = World::serving(Setup::PodRanges, &services)?;

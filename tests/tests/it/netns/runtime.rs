@@ -363,8 +363,8 @@ pub(crate) fn e12_a_failed_transaction_is_followed_by_a_new_change() -> Result<(
     cluster.apply(&[untouched, with_pods(changed.clone(), &["a"]), gone.clone()].concat())?;
     for command in [
         "delete table ip kplane\ndelete table ip6 kplane",
-        "flush set ip kplane services\nflush set ip6 kplane services",
-        "flush chain ip kplane service\nflush chain ip6 kplane service",
+        "flush map ip kplane places\nflush map ip6 kplane places",
+        "flush chain ip kplane place\nflush chain ip6 kplane place",
     ] {
         cluster.apply(&gone)?;
         cluster.apply(&with_pods(changed.clone(), &["a"]))?;

@@ -11,7 +11,8 @@ use super::element::{Data, Destination, Element, Key};
 use super::frontend::{Entry, Sticky, elements, place_of};
 use super::schema::{Balancer, Set};
 use super::table::Table;
-use crate::plan::{FrontendAddr, NodePlan, Unserved};
+use super::word::Word;
+use crate::plan::{FrontendAddr, NodePlan};
 
 /// Returns the table that holds exactly these elements. Elements that belong to no valid entry become strays,
 /// which the next complete change deletes.
@@ -20,10 +21,12 @@ pub(super) fn adopt(groups: &[Group], found: &[Element]) -> Table {
     let mut cluster_ips: BTreeSet<IpAddr> = BTreeSet::new();
     let mut hairpin: BTreeSet<Destination> = BTreeSet::new();
     let mut node = NodePlan::default();
+    let mut draws = BTreeSet::new();
     let mut strays = Vec::new();
     for element in found {
         match (element.key, place_of(element.key)) {
             (_, Some(at)) => drop(frontends.entry(at).or_default().insert(*element)),
+            (Key::Number(_), None) => drop(draws.insert(*element)),
             (Key::Ip(ip), None) => drop(cluster_ips.insert(ip)),
             (Key::Hairpin(endpoint), None) => drop(hairpin.insert(endpoint)),
             (Key::Range(range), None) => match element.set {
@@ -36,6 +39,9 @@ pub(super) fn adopt(groups: &[Group], found: &[Element]) -> Table {
             (_, None) => strays.push(*element),
         }
     }
+    let is_lone =
+        |range: &mut Cidr| range.first() == range.last() && cluster_ips.contains(&range.first());
+    let lone_ips = node.service_cidrs.extract_if(.., is_lone).map(Cidr::first).collect();
     let mut entries = Vec::with_capacity(frontends.len());
     for (at, found) in frontends {
         let entry = interpret(&found);
@@ -47,6 +53,8 @@ pub(super) fn adopt(groups: &[Group], found: &[Element]) -> Table {
         }
     }
     let mut table = Table::adopt(entries.into_iter(), cluster_ips, hairpin, node, strays);
+    table.draws = draws;
+    table.lone_ips = lone_ips;
     table.adopt_groups(groups);
     table
 }
@@ -58,20 +66,18 @@ pub(super) fn serves(found: &[Element]) -> bool {
 
 /// Returns the entry for which a frontend's elements most likely stand.
 fn interpret(found: &BTreeSet<Element>) -> Entry {
-    let has = |sets: [Set; 2]| found.iter().any(|element| sets.contains(&element.set));
-    let unserved = if has([Set::RejectServices, Set::RejectNodeports]) {
-        Some(Unserved::Reject)
-    } else if has([Set::DropServices, Set::DropNodeports]) {
-        Some(Unserved::Drop)
-    } else {
-        None
-    };
+    let word = found.iter().find_map(|element| match (element.set, element.data) {
+        (Set::Places | Set::Nodeports, Some(Data::Number(word))) => Some(Word(word)),
+        _ => None,
+    });
+    let has = |bit| word.is_some_and(|word| word.has(bit));
     let inside = slots(found, [Balancer::InsideService, Balancer::InsideNodeport]);
     Entry {
         slots: slots(found, [Balancer::Service, Balancer::Nodeport]),
         inside: (!inside.is_empty()).then_some(inside),
-        masquerade: has([Set::MasqueradeServices, Set::MasqueradeNodeports]),
-        unserved,
+        masquerade: has(Word::MASQUERADE),
+        cluster_ip: !has(Word::EXTERNAL) || has(Word::CLUSTER_IP),
+        unserved: word.and_then(Word::unserved),
         ranges: found.iter().filter_map(range).collect(),
         sticky: sticky(found),
     }

@@ -168,6 +168,7 @@ impl Decoder {
             (None, Some(ip), Some(_), None) => Some(Key::Service(destination(ip))),
             (None, None, Some(_), None) => Some(Key::NodePort(node_port)),
             (None, Some(ip), None, None) => Some(Key::Ip(ip)),
+            (None, None, None, None) => first.number.map(Key::Number),
             _ => None,
         }
     }

@@ -11,7 +11,7 @@ use kplane_model::{Cidr, EndpointAddr, Family, Protocol};
 
 use super::affinity_id::{AffinityId, GroupPart};
 use super::policy_schema::PolicySet;
-use super::schema::{Balancer, Set};
+use super::schema::{Balancer, Class, Set};
 use super::uapi::*;
 use kplane_netlink::{AttributeWriter, Batch, Label, MAX_ATTRIBUTE_PAYLOAD_BYTES, Operation};
 
@@ -58,7 +58,7 @@ pub enum Key {
     ServiceSlot(Destination, u32),
     /// One endpoint of a NodePort, by index.
     NodePortSlot(NodePort, u32),
-    /// A number of [`PolicySet`].
+    /// A number of [`PolicySet`], or bits of a word.
     Number(u32),
     /// A Pod to itself.
     Loop(IpAddr),
@@ -78,35 +78,26 @@ pub enum Key {
 impl Key {
     /// Returns whether this kind of key belongs into `set`.
     pub fn fits(self, set: Set) -> bool {
-        let by_address = |balancer: Balancer| balancer.by_address();
         match set {
-            Set::Services
-            | Set::MasqueradeServices
-            | Set::InsideServices
-            | Set::RejectServices
-            | Set::DropServices
-            | Set::RememberServices
-            | Set::FirewallServices => matches!(self, Self::Service(_)),
-            Set::Nodeports
-            | Set::MasqueradeNodeports
-            | Set::InsideNodeports
-            | Set::RejectNodeports
-            | Set::RememberNodeports
-            | Set::DropNodeports => matches!(self, Self::NodePort(_)),
+            Set::Classes | Set::InsideClasses => matches!(self, Self::Number(_)),
+            Set::Places | Set::RememberServices | Set::FirewallServices => {
+                matches!(self, Self::Service(_))
+            }
+            Set::Nodeports | Set::RememberNodeports => matches!(self, Self::NodePort(_)),
             Set::FirewallSources => matches!(self, Self::FirewallSource(..)),
             Set::ClusterIps => matches!(self, Self::Ip(_)),
             Set::Hairpin => matches!(self, Self::Hairpin(_)),
             Set::ServiceCidrs | Set::PodCidrs | Set::UnmasqueradedSources | Set::NodeportIps => {
                 matches!(self, Self::Range(_))
             }
-            Set::Class(balancer, _) | Set::Sticky(balancer) => match self {
-                Self::Service(_) => by_address(balancer),
-                Self::NodePort(_) => !by_address(balancer),
+            Set::Sticky(balancer) => match self {
+                Self::Service(_) => balancer.by_address(),
+                Self::NodePort(_) => !balancer.by_address(),
                 _ => false,
             },
             Set::Endpoints(balancer) => match self {
-                Self::ServiceSlot(..) => by_address(balancer),
-                Self::NodePortSlot(..) => !by_address(balancer),
+                Self::ServiceSlot(..) => balancer.by_address(),
+                Self::NodePortSlot(..) => !balancer.by_address(),
                 _ => false,
             },
             Set::Policy(set) => self.fits_policy(set),
@@ -158,7 +149,9 @@ pub enum Data {
     Keep(AffinityId),
     /// `goto affinity-split-ID`
     Split(AffinityId),
-    /// A number of [`PolicySet`].
+    /// `jump` to the chain that draws an endpoint
+    Draw(Balancer, Class),
+    /// A number of [`PolicySet`], or a place's word.
     Number(u32),
 }
 
@@ -167,7 +160,9 @@ impl Data {
     pub fn endpoint(self) -> Option<EndpointAddr> {
         match self {
             Self::Endpoint(endpoint) => Some(endpoint),
-            Self::Pick(_) | Self::Keep(_) | Self::Split(_) | Self::Number(_) => None,
+            Self::Pick(_) | Self::Keep(_) | Self::Split(_) | Self::Draw(..) | Self::Number(_) => {
+                None
+            }
         }
     }
 
@@ -175,6 +170,7 @@ impl Data {
     fn verdict(self) -> Option<(i32, String)> {
         match self {
             Self::Endpoint(_) | Self::Number(_) => None,
+            Self::Draw(balancer, class) => Some((NFT_JUMP, balancer.chain(class).to_owned())),
             Self::Pick(id) => Some((NFT_JUMP, id.name(GroupPart::Pick))),
             Self::Keep(id) => Some((NFT_GOTO, id.name(GroupPart::Keep))),
             Self::Split(id) => Some((NFT_GOTO, id.name(GroupPart::Split))),
@@ -186,8 +182,9 @@ impl Data {
         let pick = || AffinityId::from_name(chain, GroupPart::Pick).map(Self::Pick);
         let keep = || AffinityId::from_name(chain, GroupPart::Keep).map(Self::Keep);
         let split = || AffinityId::from_name(chain, GroupPart::Split).map(Self::Split);
+        let draw = || Balancer::of_chain(chain).map(|(of, class)| Self::Draw(of, class));
         match code {
-            NFT_JUMP => pick(),
+            NFT_JUMP => pick().or_else(draw),
             NFT_GOTO => keep().or_else(split),
             _ => None,
         }

@@ -9,9 +9,9 @@ pub enum Carries {
     Nothing,
     /// An endpoint.
     Endpoint,
-    /// A verdict that leads to a chain of session affinity.
+    /// A verdict that leads to a chain.
     Chain,
-    /// A number that stands for the other ends of connections.
+    /// A number: a place's word, or one that stands for the other ends of connections.
     Number,
 }
 
@@ -28,7 +28,7 @@ pub(super) enum Field {
     Port,
     /// `numgen random mod M`
     Index,
-    /// `meta priority`, where rules about policies keep the number of the other end
+    /// `meta priority`, where rules keep a place's word, or the number of the other end
     Number,
     /// `meta priority` in network byte order, as ranges are compared
     NetworkNumber,

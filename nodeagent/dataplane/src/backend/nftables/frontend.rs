@@ -6,7 +6,8 @@ use super::affinity_id::AffinityId;
 use super::element::{Data, Destination, Element, Key, NodePort};
 use super::schema::{Balancer, Class, Set};
 use super::structure::GroupOp;
-use crate::plan::{Frontend, FrontendAddr, Unserved, disjoint};
+use super::word::Word;
+use crate::plan::{Frontend, FrontendAddr, Origin, Unserved, disjoint};
 
 /// The table's content for one place. Unlike in a plan, each endpoint has an index.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -16,6 +17,8 @@ pub(super) struct Entry {
     /// Endpoints by index for clients inside the cluster, where these clients have their own endpoints.
     pub(super) inside: Option<Vec<EndpointAddr>>,
     pub(super) masquerade: bool,
+    /// Whether the place is the address of a Service inside the cluster.
+    pub(super) cluster_ip: bool,
     pub(super) unserved: Option<Unserved>,
     /// Sources that may use the place, sorted and disjoint; empty = all.
     pub(super) ranges: Vec<Cidr>,
@@ -41,6 +44,7 @@ impl Entry {
             slots: place(slots, &plan.endpoints),
             inside: wanted_inside.map(|wanted| place(inside, wanted)),
             masquerade: plan.masquerade,
+            cluster_ip: plan.origin == Origin::ClusterIp,
             unserved: plan.unserved,
             ranges: disjoint(&plan.source_ranges),
             sticky: None,
@@ -104,12 +108,6 @@ impl Ops {
     /// Returns the room that the operations take in a transaction, in elements.
     pub(super) fn weight(&self) -> usize {
         self.len() + self.groups.len() * Self::GROUP_WEIGHT
-    }
-
-    pub(super) fn append(&mut self, mut other: Self) {
-        self.delete.append(&mut other.delete);
-        self.groups.append(&mut other.groups);
-        self.add.append(&mut other.add);
     }
 }
 
@@ -192,43 +190,51 @@ impl FrontendKeys {
 
     /// Returns the elements apart from the endpoints: a handful, whatever the number of endpoints.
     fn members(&self, entry: &Entry) -> Vec<Element> {
-        let pick = |service, nodeport| if self.by_address { service } else { nodeport };
-        let mut sets = Vec::with_capacity(6);
-        if entry.is_served() {
-            sets.push(pick(Set::Services, Set::Nodeports));
-            if entry.masquerade {
-                sets.push(pick(Set::MasqueradeServices, Set::MasqueradeNodeports));
-            }
+        let element = |set, key, data| Element { set, key, data };
+        let mut members = Vec::with_capacity(4);
+        if let Some(word) = self.word(entry) {
+            let set = if self.by_address { Set::Places } else { Set::Nodeports };
+            members.push(element(set, self.key, Some(Data::Number(word.0))));
         }
-        if let Some(class) = Class::of(entry.slots.len()) {
-            sets.push(Set::Class(self.balancer, class));
-        }
-        if let Some(class) = entry.inside.as_ref().and_then(|inside| Class::of(inside.len())) {
-            sets.push(pick(Set::InsideServices, Set::InsideNodeports));
-            sets.push(Set::Class(self.inside_balancer, class));
-        }
-        match entry.unserved {
-            Some(Unserved::Reject) => sets.push(pick(Set::RejectServices, Set::RejectNodeports)),
-            Some(Unserved::Drop) => sets.push(pick(Set::DropServices, Set::DropNodeports)),
-            None => {}
-        }
-        let element = |set| Element {
-            set,
-            key: self.key,
-            data: None,
-        };
-        let mut members: Vec<Element> = sets.into_iter().map(element).collect();
         members.extend(self.sticky_members(entry));
         // Only addresses have source ranges (A8).
         if let (Key::Service(destination), false) = (self.key, entry.ranges.is_empty()) {
-            members.push(element(Set::FirewallServices));
-            members.extend(entry.ranges.iter().map(|range| Element {
-                set: Set::FirewallSources,
-                key: Key::FirewallSource(destination, *range),
-                data: None,
+            members.push(element(Set::FirewallServices, self.key, None));
+            members.extend(entry.ranges.iter().map(|range| {
+                let key = Key::FirewallSource(destination, *range);
+                element(Set::FirewallSources, key, None)
             }));
         }
         members
+    }
+
+    /// Returns the word of the place; `None` if rules have nothing to do there.
+    fn word(&self, entry: &Entry) -> Option<Word> {
+        let served = entry.is_served();
+        let guarded = self.by_address && !entry.ranges.is_empty();
+        let bits = [
+            (served && entry.masquerade, Word::MASQUERADE),
+            (
+                served && self.by_address && entry.cluster_ip,
+                Word::CLUSTER_IP,
+            ),
+            (
+                self.by_address && (guarded || !entry.cluster_ip),
+                Word::EXTERNAL,
+            ),
+            (entry.inside.is_some(), Word::INSIDE),
+            (entry.sticky.is_some(), Word::STICKY),
+            (entry.unserved == Some(Unserved::Reject), Word::REJECT),
+            (entry.unserved == Some(Unserved::Drop), Word::DROP),
+            (!self.by_address, Word::NODEPORT),
+        ];
+        let bits = bits.into_iter().filter(|(is_set, _)| *is_set);
+        let word = bits.fold(Word(Word::OURS), |word, (_, bit)| Word(word.0 | bit));
+        let inside = entry.inside.as_ref().map_or(0, Vec::len);
+        (served || guarded || entry.unserved.is_some()).then_some(
+            word.with(self.balancer, Class::of(entry.slots.len()))
+                .with(self.inside_balancer, Class::of(inside)),
+        )
     }
 
     fn sticky_members(&self, entry: &Entry) -> impl Iterator<Item = Element> {

@@ -2,26 +2,26 @@
 //! endpoints are only elements of sets, so a change of them never touches a rule.
 //!
 //! ```text
-//! prerouting-firewall, output-firewall   which clients may reach a destination with source ranges
-//! prerouting-nat, output-nat > services > service | nodeport      choose an endpoint, DNAT
-//!                                         > inside-service | inside-nodeport  A16
+//! prerouting-firewall, output-firewall   which clients may go on with what has no answer yet
+//! prerouting-nat, output-nat > services > place > special > inside   which endpoints (A16), which clients (A8)
+//!                                               > again > service-1, .. inside-nodeport-16384   DNAT
 //! prerouting-remember, output-remember > remember                 session affinity
 //! input, forward, output > unserved, unserved-nodeports, unallocated   refuse the rest
-//! input > loopback-nodeports             refuse and count node ports on loopback addresses (K6)
+//! unserved-nodeports > refuse-on-loopback   refuse and count node ports on loopback addresses (K6)
 //! postrouting                            masquerade what is marked, and hairpins
 //! ```
 //!
-//! VIP below means `ip daddr . meta l4proto . th dport`. Packets jump to a class chain several times. Each
-//! time, the chain draws an index, and a draw beyond the last endpoint misses and returns.
+//! `services` keeps the place's word (`word.rs`) in `meta priority`. Its bits decide everything else. `remember`, which comes
+//! last in the hook, takes it away. Packets jump to the chain of their class several times. Each time, the chain draws an
+//! index, and a draw beyond the last endpoint misses and returns.
 //!
 //! kplane's own connections, which carry a mark, pass `output-*`, `output` and `input` untouched, except
 //! those to a ClusterIP. So no Service's addresses can cut off an agent from its control plane.
 //!
-//! **Session affinity** (A11): before the classes, `sticky-*` leads to a chain of the ServicePort that knows
-//! the client's last endpoint. If the chain knows none, the rules draw an endpoint. In both cases `remember`,
-//! right behind the NAT chains of the same hook, stores the endpoint. There, only conntrack still knows the
-//! packet's first destination, hence the steps `Original*`. The ServicePort's own chains are in
-//! `affinity.rs`; they are the only chains that are not constant.
+//! **Session affinity** (A11): before the classes, `sticky-*` leads to a chain of the ServicePort that knows the client's last
+//! endpoint. If the chain knows none, the rules draw an endpoint. In both cases `remember`, right behind the NAT chains of the
+//! same hook, stores the endpoint. There, only conntrack still knows the packet's first destination. The ServicePort's own
+//! chains are in `affinity.rs`; they are the only chains that are not constant.
 
 use std::borrow::Cow;
 
@@ -29,11 +29,13 @@ use kplane_model::Protocol;
 
 use super::affinity_id::AffinityId;
 use super::policy_step::PolicyStep;
-use super::schema::{Balancer, Class, Set};
+use super::schema::{Balancer, Class, Set, TableSettings};
+use super::word::{Word, WordStep};
 
-/// Number of draws before the first endpoint is taken. At most half of all draws miss, so the first endpoint
-/// gets at most 2^-16 of all connections too much.
-const DRAWS: usize = 16;
+/// Number of draws before the first endpoint is taken: one, and then several times as many as a chain makes. At most half of
+/// all draws miss, so the first endpoint gets at most 2^-16 of all connections too much.
+const AGAIN: usize = 3;
+const AT_ONCE: usize = 5;
 
 /// `enum nf_inet_hooks` (linux/netfilter.h).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -82,8 +84,6 @@ pub(super) enum RuleStep {
     NotIn(Set),
     /// `KEY vmap @set`
     Lead(Set),
-    /// `KEY != @set`, with the destination that the packet had at first
-    OriginalNotIn(Set),
     /// `KEY vmap @set`, with the destination that the packet had at first
     OriginalLead(Set),
     /// `iifname NAME`: from a pod of this node. Rules with this step are left out where pods are recognized
@@ -97,6 +97,10 @@ pub(super) enum RuleStep {
     Dnatted,
     /// `ct status ! dnat`
     NotDnatted,
+    /// `ct state new ct status confirmed`: a later packet of a connection without an answer
+    Unanswered,
+    /// A step that reads or writes the word of a place.
+    Word(WordStep),
     /// `fib daddr type local`
     ToThisNode,
     /// `fib saddr type local`
@@ -149,26 +153,35 @@ pub(super) enum RuleStep {
 use RuleStep::{
     Count, Dnat, Dnatted, Drop, FlipMark, FromPodInterface, FromThisNode, Goto, In, Is, Jump, Lead,
     Marked, Masquerade, NewConnection, NotDnatted, NotFromPodInterface, NotIn, NotToLoopback,
-    OfOurs, OriginalLead, OriginalNotIn, Return, SetMark, TcpReset, ToLoopback, ToThisNode,
+    OfOurs, OriginalLead, Return, SetMark, TcpReset, ToLoopback, ToThisNode, Unanswered,
     Unreachable,
 };
 
+/// Takes the word away.
+const FORGET: RuleStep = RuleStep::Word(WordStep::Forget);
+
+fn look_up(map: Set) -> RuleStep {
+    RuleStep::Word(WordStep::LookUp(map))
+}
+
+fn draw(map: Set) -> RuleStep {
+    RuleStep::Word(WordStep::Draw(map))
+}
+
+/// Returns the match of words with this value in these bits.
+fn equals(mask: u32, value: u32) -> RuleStep {
+    RuleStep::Word(WordStep::Equals(mask, value))
+}
+
 impl NftRule {
-    /// Returns whether the rule only applies where pods are recognized by their interface.
-    pub(super) fn is_about_interfaces(&self) -> bool {
-        let about = |step: &RuleStep| matches!(step, FromPodInterface | NotFromPodInterface);
-        self.steps.iter().any(about)
-    }
-
-    /// Returns whether the rule only applies where node ports on loopback addresses are refused.
-    pub(super) fn is_about_loopback(&self) -> bool {
-        let about = |step: &RuleStep| matches!(step, ToLoopback | Count(_));
-        self.steps.iter().any(about)
-    }
-
-    /// Returns whether the rule only applies where kplane's own connections have a mark.
-    pub(super) fn is_about_ours(&self) -> bool {
-        self.steps.contains(&OfOurs)
+    /// Returns whether a table with these settings has the rule.
+    pub(super) fn is_in(&self, settings: TableSettings) -> bool {
+        self.steps.iter().all(|step| match step {
+            FromPodInterface | NotFromPodInterface => settings.pod_interface.is_some(),
+            ToLoopback | Count(_) => settings.refuse_loopback,
+            OfOurs => settings.own_mark != 0,
+            _ => true,
+        })
     }
 }
 
@@ -233,45 +246,59 @@ impl Chain {
         self
     }
 
-    /// Adds rules that take the remembered endpoint, or else draw from the class until a draw hits an
-    /// endpoint, or else take the first endpoint.
-    fn balance(self, balancer: Balancer) -> Self {
-        let chain = self.rule([Lead(Set::Sticky(balancer))]);
-        let chain = (0..DRAWS).fold(chain, |chain, _| chain.rule([Jump(classes_name(balancer))]));
-        let first = Class::all().next();
-        let chain = chain.rule(first.map(|class| Dnat(balancer, class)).as_slice());
-        chain.because("16 misses: the first endpoint")
+    /// Adds a rule for packets to places with this bit.
+    fn with(self, bit: u32, steps: impl IntoIterator<Item = RuleStep>) -> Self {
+        let steps = [equals(bit, bit)].into_iter().chain(steps);
+        self.rule(steps.collect::<Vec<_>>())
+    }
+
+    /// Adds rules that take the remembered endpoint, of a place by address or of a node port.
+    fn by_kind(self, service: RuleStep, nodeport: RuleStep) -> Self {
+        let mask = Word::STICKY | Word::NODEPORT;
+        self.rule([equals(mask, Word::STICKY), service])
+            .rule([equals(mask, mask), nodeport])
+    }
+
+    /// Adds rules that draw again until a draw hits an endpoint, or else take the first endpoint.
+    fn draw_again(self, map: Set, of: Balancer, again: &'static str) -> Self {
+        let chain = (0..AGAIN).fold(self, |chain, _| chain.rule([Jump(again)]));
+        chain
+            .rule([RuleStep::Word(WordStep::First(of)), draw(map)])
+            .because("16 misses: the first endpoint")
     }
 }
 
 /// Returns all chains in the order in which they are created and listed.
 pub(super) fn chains() -> Vec<Chain> {
+    let again = |name, map| {
+        let text = "a draw beyond the last endpoint misses and is repeated";
+        (0..AT_ONCE).fold(Chain::new(name).comment(text), |chain, _| {
+            chain.rule([draw(map)])
+        })
+    };
     let mut chains = base_chains().to_vec();
     chains.extend([
         firewall(),
         services(),
-        service(),
-        nodeport(),
-        inside("inside-service", "inside-service-balance"),
-        Chain::new("inside-service-balance").balance(Balancer::InsideService),
-        inside("inside-nodeport", "inside-nodeport-balance"),
-        Chain::new("inside-nodeport-balance").balance(Balancer::InsideNodeport),
-    ]);
-    chains.extend(Balancer::ALL.map(classes));
-    chains.extend([
-        Chain::new("mark-for-masquerade").rule([SetMark]),
-        unserved("unserved", Set::RejectServices, Set::DropServices),
-        unserved(
-            "unserved-nodeports",
-            Set::RejectNodeports,
-            Set::DropNodeports,
-        ),
+        place(),
+        special(),
+        inside(),
+        inside_balance(),
+        again("again", Set::Classes),
+        again("inside-again", Set::InsideClasses),
+        unserved(),
+        unserved_nodeports(),
         unallocated(),
-        loopback_nodeports(),
         refuse_on_loopback(),
         refuse(),
         remember(),
+        remember_in("remember-services", Set::RememberServices),
+        remember_in("remember-nodeports", Set::RememberNodeports),
     ]);
+    chains.extend(Balancer::ALL.into_iter().flat_map(|balancer| {
+        Class::all()
+            .map(move |class| Chain::new(balancer.chain(class)).rule([Dnat(balancer, class)]))
+    }));
     chains
 }
 
@@ -287,24 +314,31 @@ fn base_chains() -> [Chain; 10] {
     let base = |name, chain_type, at| spared(Chain::base(name, chain_type, at));
     let nat = |name, point| base(name, "nat", (point, -100)).rule([Jump("services")]);
     let filter = |name, point| base(name, "filter", (point, 0));
+    // The first packet is judged where its place is known: by `special`.
     let firewall = |name, point| {
         base(name, "filter", (point, -110)).rule([
-            NewConnection,
+            Unanswered,
             In(Set::FirewallServices),
             Goto("firewall"),
         ])
     };
     // These chains are in the same hook as the choice of the endpoint. So no packet is between the two when a
-    // change takes effect.
+    // change takes effect. A priority without our bit is another program's.
     let remember = |name, point| {
         let chain = Chain::base(name, "filter", (point, -99));
-        chain.rule([NewConnection, Dnatted, Jump("remember")])
+        let ours = equals(Word::OURS, Word::OURS);
+        chain.rule([NewConnection, Dnatted, ours, Goto("remember")])
     };
     // Without the test for DNAT, an endpoint would be unreachable if its address and port were also a
     // destination without endpoints.
-    let unserved = [NewConnection, NotDnatted, Jump("unserved")];
+    let unserved = [
+        NewConnection,
+        NotDnatted,
+        look_up(Set::Places),
+        Jump("unserved"),
+    ];
     // Also after DNAT, as in kube-proxy: an endpoint that is another Service's address, to which DNAT leads no further.
-    let unallocated = [NewConnection, Jump("unallocated")];
+    let unallocated = [NewConnection, In(Set::ServiceCidrs), Goto("unallocated")];
     [
         firewall("prerouting-firewall", HookPoint::Prerouting),
         firewall("output-firewall", HookPoint::Output),
@@ -312,22 +346,12 @@ fn base_chains() -> [Chain; 10] {
         nat("output-nat", HookPoint::Output),
         remember("prerouting-remember", HookPoint::Prerouting),
         remember("output-remember", HookPoint::Output),
-        filter("input", HookPoint::Input)
-            .rule(unserved)
-            .rule([
-                NewConnection,
-                NotDnatted,
-                ToThisNode,
-                NotToLoopback,
-                In(Set::NodeportIps),
-                Jump("unserved-nodeports"),
-            ])
-            .rule([
-                NewConnection,
-                NotDnatted,
-                ToLoopback,
-                Jump("loopback-nodeports"),
-            ]),
+        filter("input", HookPoint::Input).rule(unserved).rule([
+            NewConnection,
+            NotDnatted,
+            look_up(Set::Nodeports),
+            Goto("unserved-nodeports"),
+        ]),
         filter("forward", HookPoint::Forward).rule(unserved).rule(unallocated),
         filter("output", HookPoint::Output).rule(unserved).rule(unallocated),
         postrouting(),
@@ -349,88 +373,100 @@ fn firewall() -> Chain {
 }
 
 fn services() -> Chain {
-    Chain::new("services").rule([In(Set::Services), Goto("service")]).rule([
-        In(Set::Nodeports),
-        ToThisNode,
-        NotToLoopback,
-        In(Set::NodeportIps),
-        Goto("nodeport"),
-    ])
+    Chain::new("services")
+        .rule([look_up(Set::Places), Goto("place")])
+        .rule([
+            look_up(Set::Nodeports),
+            ToThisNode,
+            NotToLoopback,
+            In(Set::NodeportIps),
+            Goto("place"),
+        ])
+        .with(Word::OURS, [FORGET])
+        .because("a port number that is a node port's elsewhere")
 }
 
-fn service() -> Chain {
-    Chain::new("service")
-        .rule([In(Set::MasqueradeServices), Jump("mark-for-masquerade")])
-        .rule([
-            In(Set::ClusterIps),
-            NotIn(Set::UnmasqueradedSources),
-            Jump("mark-for-masquerade"),
-        ])
+fn place() -> Chain {
+    let special = Word::EXTERNAL | Word::MASQUERADE | Word::INSIDE | Word::STICKY;
+    let class = Word::class_mask(Balancer::Service);
+    Chain::new("place")
+        .with(
+            Word::CLUSTER_IP,
+            [NotIn(Set::UnmasqueradedSources), SetMark],
+        )
         .because("clients outside the pod network")
-        .rule([
-            In(Set::ClusterIps),
-            NotFromPodInterface,
-            Jump("mark-for-masquerade"),
-        ])
-        .rule([In(Set::InsideServices), Jump("inside-service")])
-        .balance(Balancer::Service)
+        .with(Word::CLUSTER_IP, [NotFromPodInterface, SetMark])
+        .rule([RuleStep::Word(WordStep::HasAny(special)), Jump("special")])
+        .rule([draw(Set::Classes)])
+        .rule([equals(class, 0), FORGET, Return])
+        .because("no endpoint for this client")
+        .draw_again(Set::Classes, Balancer::Service, "again")
+        .rule([FORGET])
 }
 
-fn nodeport() -> Chain {
-    Chain::new("nodeport")
-        .rule([In(Set::MasqueradeNodeports), Jump("mark-for-masquerade")])
-        .rule([In(Set::InsideNodeports), Jump("inside-nodeport")])
-        .balance(Balancer::Nodeport)
+/// Returns the chain for places with more to do than to draw an endpoint.
+fn special() -> Chain {
+    Chain::new("special")
+        .with(
+            Word::EXTERNAL,
+            [In(Set::FirewallServices), Jump("firewall")],
+        )
+        .with(Word::MASQUERADE, [SetMark])
+        .with(Word::INSIDE, [Jump("inside")])
+        .by_kind(
+            Lead(Set::Sticky(Balancer::Service)),
+            Lead(Set::Sticky(Balancer::Nodeport)),
+        )
 }
 
 /// Returns the chain for destinations with `externalTrafficPolicy: Local`. Pods and the node itself reach all
 /// endpoints; packets of other clients return, and are balanced over the endpoints of this node.
-fn inside(name: &'static str, balance: &'static str) -> Chain {
-    Chain::new(name)
+fn inside() -> Chain {
+    let balance = Goto("inside-balance");
+    Chain::new("inside")
         .comment("externalTrafficPolicy Local: pods and this node reach all endpoints")
-        .rule([In(Set::PodCidrs), Goto(balance)])
-        .rule([FromPodInterface, Goto(balance)])
-        .rule([FromThisNode, Jump("mark-for-masquerade")])
-        .rule([FromThisNode, Goto(balance)])
+        .rule([In(Set::PodCidrs), balance])
+        .rule([FromPodInterface, balance])
+        .rule([FromThisNode, SetMark, balance])
 }
 
-fn classes(balancer: Balancer) -> Chain {
-    let chain = Chain::new(classes_name(balancer))
-        .comment("a draw beyond the last endpoint misses and is repeated");
-    Class::all().fold(chain, |chain, class| {
-        chain.rule([In(Set::Class(balancer, class)), Dnat(balancer, class)])
-    })
+fn inside_balance() -> Chain {
+    Chain::new("inside-balance")
+        .by_kind(
+            Lead(Set::Sticky(Balancer::InsideService)),
+            Lead(Set::Sticky(Balancer::InsideNodeport)),
+        )
+        .rule([draw(Set::InsideClasses)])
+        .draw_again(Set::InsideClasses, Balancer::InsideService, "inside-again")
 }
 
-fn classes_name(balancer: Balancer) -> &'static str {
-    match balancer {
-        Balancer::Service => "service-classes",
-        Balancer::Nodeport => "nodeport-classes",
-        Balancer::InsideService => "inside-service-classes",
-        Balancer::InsideNodeport => "inside-nodeport-classes",
-    }
+/// Returns the chain for packets to the number of a node port. On loopback addresses, the table serves none. What the
+/// agent's proxy serves there has another destination by now, and does not come here.
+fn unserved_nodeports() -> Chain {
+    Chain::new("unserved-nodeports")
+        .rule([ToLoopback, Goto("refuse-on-loopback")])
+        .rule([
+            ToThisNode,
+            NotToLoopback,
+            In(Set::NodeportIps),
+            Goto("unserved"),
+        ])
+        .rule([FORGET])
 }
 
-fn unserved(name: &'static str, reject: Set, drop: Set) -> Chain {
-    Chain::new(name).rule([In(reject), Goto("refuse")]).rule([In(drop), Drop])
+fn unserved() -> Chain {
+    Chain::new("unserved")
+        .with(Word::REJECT, [Goto("refuse")])
+        .with(Word::DROP, [Drop])
+        .rule([FORGET])
 }
 
 fn unallocated() -> Chain {
     Chain::new("unallocated")
         .rule([In(Set::ClusterIps), Goto("refuse")])
         .because("a port that the Service does not have")
-        .rule([In(Set::ServiceCidrs), Drop])
+        .rule([Drop])
         .because("an address that no Service has")
-}
-
-/// Returns the chain for packets to loopback addresses, on which the table serves no node port. What the agent's proxy
-/// serves there has another destination by now, and does not come here.
-fn loopback_nodeports() -> Chain {
-    [Set::Nodeports, Set::RejectNodeports, Set::DropNodeports]
-        .into_iter()
-        .fold(Chain::new("loopback-nodeports"), |chain, set| {
-            chain.rule([In(set), Goto("refuse-on-loopback")])
-        })
 }
 
 fn refuse_on_loopback() -> Chain {
@@ -448,17 +484,17 @@ fn refuse() -> Chain {
     Chain::new("refuse").rule([Is(Protocol::Tcp), TcpReset]).rule([Unreachable])
 }
 
-/// Returns the chain that stores the endpoint that a client got, for destinations with affinity. The sets are
-/// searched in the order in which `services` decided. nft needs to know the protocol before it reads a port
-/// from conntrack.
+/// Returns the chain behind DNAT, which stores the endpoint that a client got, and takes the word away.
 fn remember() -> Chain {
-    let chain = Chain::new("remember").comment("sessionAffinity");
-    let chain = Protocol::ALL.into_iter().fold(chain, |chain, protocol| {
-        chain.rule([Is(protocol), OriginalLead(Set::RememberServices)])
-    });
+    Chain::new("remember")
+        .by_kind(Jump("remember-services"), Jump("remember-nodeports"))
+        .rule([FORGET])
+}
+
+/// Returns the chain that leads to the group. nft needs to know the protocol before it reads a port from conntrack.
+fn remember_in(name: &'static str, map: Set) -> Chain {
+    let chain = Chain::new(name).comment("sessionAffinity");
     Protocol::ALL.into_iter().fold(chain, |chain, protocol| {
-        let not_a_service = OriginalNotIn(Set::Services);
-        let lead = OriginalLead(Set::RememberNodeports);
-        chain.rule([Is(protocol), not_a_service, lead])
+        chain.rule([Is(protocol), OriginalLead(map)])
     })
 }

@@ -1,34 +1,16 @@
-//! What the kernel does with one destination: only the elements that concern it are read, some fifty short questions
+//! What the kernel does with one destination: only the elements that concern it are read, a few short questions
 //! whatever the size of the table.
 
 use kplane_model::EndpointAddr;
 
-use super::element::{Destination, Element, ElementOp, Key, NodePort, encode};
+use super::element::{Data, Destination, Element, ElementOp, Key, NodePort, encode};
 use super::readback::{ReadError, decode_elements};
 use super::schema::{Balancer, Class, Set, TABLE};
 use super::uapi::*;
+use super::word::Word;
 use crate::backend::kernel::{KernelState, MAX_ENDPOINTS, PacketTarget};
+use crate::plan::Unserved;
 use kplane_netlink::{Errno, NfSocket, Request};
-
-/// Sets that name a destination by address, besides those of classes and endpoints.
-const BY_ADDRESS: [Set; 7] = [
-    Set::Services,
-    Set::InsideServices,
-    Set::RejectServices,
-    Set::DropServices,
-    Set::MasqueradeServices,
-    Set::FirewallServices,
-    Set::RememberServices,
-];
-/// The same for node ports.
-const BY_PORT: [Set; 6] = [
-    Set::Nodeports,
-    Set::InsideNodeports,
-    Set::RejectNodeports,
-    Set::DropNodeports,
-    Set::MasqueradeNodeports,
-    Set::RememberNodeports,
-];
 
 /// Reads what the kernel has for a destination.
 ///
@@ -39,37 +21,28 @@ pub(in crate::backend) fn look_up(target: PacketTarget) -> Result<KernelState, R
         socket: NfSocket::open()?,
         target,
     };
-    let sets: &[Set] = match target {
-        PacketTarget::Address { .. } => &BY_ADDRESS,
-        PacketTarget::NodePort { .. } => &BY_PORT,
-    };
-    let mut held = Vec::new();
-    for set in sets {
-        if reader.get(*set, None)?.is_some() {
-            held.push(*set);
+    let (map, usual, inside) = match target {
+        PacketTarget::Address { .. } => (Set::Places, Balancer::Service, Balancer::InsideService),
+        PacketTarget::NodePort { .. } => {
+            (Set::Nodeports, Balancer::Nodeport, Balancer::InsideNodeport)
         }
+    };
+    let mut state = KernelState::default();
+    let guards: &[Set] = if usual.by_address() { &[Set::FirewallServices] } else { &[] };
+    for set in guards {
+        state.guarded = reader.get(*set, None)?.is_some();
+        state.frontends.extend(state.guarded.then(|| set.name().to_owned()));
     }
-    let by_address = matches!(target, PacketTarget::Address { .. });
-    let (usual, inside) = if by_address {
-        (Balancer::Service, Balancer::InsideService)
-    } else {
-        (Balancer::Nodeport, Balancer::InsideNodeport)
+    let Some(Data::Number(word)) = reader.get(map, None)?.and_then(|element| element.data) else {
+        return Ok(state);
     };
-    let has = |set| held.contains(&set);
-    let inside_apart = has(Set::InsideServices) || has(Set::InsideNodeports);
-    let refuses = has(Set::RejectServices) || has(Set::RejectNodeports);
-    let drops = has(Set::DropServices) || has(Set::DropNodeports);
-    let mut state = KernelState {
-        refuses,
-        drops,
-        guarded: has(Set::FirewallServices),
-        frontends: held.iter().map(|set| set.name().to_owned()).collect(),
-        ..KernelState::default()
-    };
-    state.endpoints = reader.endpoints(usual, &mut state.frontends, &mut state.more)?;
-    if inside_apart {
-        let endpoints = reader.endpoints(inside, &mut state.frontends, &mut state.more)?;
-        state.inside = Some(endpoints);
+    let word = Word(word);
+    state.frontends.insert(0, map.name().to_owned());
+    state.refuses = word.unserved() == Some(Unserved::Reject);
+    state.drops = word.unserved() == Some(Unserved::Drop);
+    state.endpoints = reader.endpoints(word, usual, &mut state.more)?;
+    if word.has(Word::INSIDE) {
+        state.inside = Some(reader.endpoints(word, inside, &mut state.more)?);
     }
     Ok(state)
 }
@@ -128,18 +101,11 @@ impl Reader {
     /// Reads the endpoints among which the kernel draws.
     fn endpoints(
         &mut self,
+        word: Word,
         balancer: Balancer,
-        frontends: &mut Vec<String>,
         more: &mut usize,
     ) -> Result<Vec<EndpointAddr>, ReadError> {
-        let mut largest = 0;
-        for class in Class::all() {
-            let set = Set::Class(balancer, class);
-            if self.get(set, None)?.is_some() {
-                frontends.push(set.name().to_owned());
-                largest = class.modulus();
-            }
-        }
+        let largest = word.class(balancer).map_or(0, Class::modulus);
         let mut endpoints = Vec::new();
         for index in 0..largest {
             let element = self.get(Set::Endpoints(balancer), Some(index))?;

@@ -250,6 +250,16 @@ impl MemoryKernel {
         places.into_iter().map(|at| (at, fates(at))).collect()
     }
 
+    /// Returns the number of keys that rules look up for a packet whose first draw hits an endpoint.
+    #[cfg(test)]
+    pub(super) fn look_ups(&self, packet: &TestPacket) -> usize {
+        let state = self.0.lock();
+        let tables = state.tables_of(packet, &[TableKind::Services]);
+        let mut walk = PacketWalk::new(&tables, &state.own, packet, 0);
+        walk.fate();
+        walk.look_ups
+    }
+
     /// Returns the fates of a packet that one table alone judges.
     #[cfg(test)]
     pub(crate) fn fates_in(table: &HeldTable, packet: &TestPacket) -> BTreeSet<PacketFate> {

@@ -102,14 +102,14 @@ impl Expressions<'_, '_> {
         });
     }
 
-    fn zero(&mut self) {
+    pub(super) fn zero(&mut self) {
         self.expression("immediate", |w| {
             w.u32(NFTA_IMMEDIATE_DREG, FIRST.number());
             w.nest(NFTA_IMMEDIATE_DATA, |w| w.bytes(NFTA_DATA_VALUE, &[0; 4]));
         });
     }
 
-    fn keep_number(&mut self) {
+    pub(super) fn keep_number(&mut self) {
         self.expression("meta", |w| {
             w.u32(NFTA_META_KEY, NFT_META_PRIORITY);
             w.u32(NFTA_META_SREG, FIRST.number());

@@ -7,6 +7,7 @@ use super::affinity_id::{AffinityId, GroupPart};
 use super::layout::{RuleStep, counter_name};
 use super::schema::{Balancer, Class, Field, Set, TableSettings};
 use super::uapi::*;
+use super::word::{Word, WordStep, draw_mask};
 use crate::backend::PodInterface;
 use kplane_netlink::AttributeWriter;
 
@@ -56,10 +57,6 @@ impl Expressions<'_, '_> {
                 self.load_key(set, 0);
                 self.map(set.name(), FIRST, VERDICT);
             }
-            RuleStep::OriginalNotIn(set) => {
-                self.load_original_key(set);
-                self.member(set, NFT_LOOKUP_F_INV);
-            }
             RuleStep::OriginalLead(set) => {
                 self.load_original_key(set);
                 self.map(set.name(), FIRST, VERDICT);
@@ -69,6 +66,11 @@ impl Expressions<'_, '_> {
             RuleStep::NewConnection => self.conntrack(NFT_CT_STATE, CT_STATE_NEW, NFT_CMP_NEQ),
             RuleStep::Dnatted => self.conntrack(NFT_CT_STATUS, IPS_DST_NAT, NFT_CMP_NEQ),
             RuleStep::NotDnatted => self.conntrack(NFT_CT_STATUS, IPS_DST_NAT, NFT_CMP_EQ),
+            RuleStep::Unanswered => {
+                self.conntrack(NFT_CT_STATE, CT_STATE_NEW, NFT_CMP_NEQ);
+                self.conntrack(NFT_CT_STATUS, IPS_CONFIRMED, NFT_CMP_NEQ);
+            }
+            RuleStep::Word(step) => self.word_step(step),
             RuleStep::ToThisNode => self.address_is_local(NFTA_FIB_F_DADDR),
             RuleStep::FromThisNode => self.address_is_local(NFTA_FIB_F_SADDR),
             RuleStep::NotToLoopback => self.loopback(NFT_CMP_NEQ),
@@ -246,6 +248,42 @@ impl Expressions<'_, '_> {
             data(w, NFTA_BITWISE_MASK, mask);
             data(w, NFTA_BITWISE_XOR, xor);
         });
+    }
+
+    fn word_step(&mut self, step: WordStep) {
+        match step {
+            WordStep::LookUp(map) => {
+                self.load_key(map, 0);
+                self.map(map.name(), FIRST, FIRST.number());
+                self.keep_number();
+            }
+            WordStep::Equals(mask, value) => {
+                self.word(mask, 0);
+                self.compare(NFT_CMP_EQ, &value.to_ne_bytes());
+            }
+            WordStep::HasAny(mask) => {
+                self.word(mask, 0);
+                self.compare(NFT_CMP_NEQ, &0_u32.to_ne_bytes());
+            }
+            WordStep::Draw(map) => {
+                self.word(draw_mask(map), 0);
+                self.map(map.name(), FIRST, VERDICT);
+            }
+            WordStep::First(balancer) => {
+                self.word(!Word::class_mask(balancer), Word(0).first(balancer).0);
+                self.keep_number();
+            }
+            WordStep::Forget => {
+                self.zero();
+                self.keep_number();
+            }
+        }
+    }
+
+    /// Loads the word, without the bits outside a mask and with others flipped.
+    fn word(&mut self, mask: u32, xor: u32) {
+        self.meta(NFT_META_PRIORITY, FIRST);
+        self.mask_xor(mask, xor);
     }
 
     /// Compares `ct KEY & bit` with 0.

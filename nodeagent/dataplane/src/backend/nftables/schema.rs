@@ -9,18 +9,18 @@ use super::table_kind::TableKind;
 pub use super::table_kind::{TABLE, TABLE_COMMENT};
 use crate::backend::PodInterface;
 
-/// Defines the sizes of the classes, and the names of the balancers' class sets, which end with them.
+/// Defines the sizes of the classes, and the names of their chains, which end with them.
 macro_rules! classes {
     ($($modulus:literal)*) => {
         /// Sizes of the classes ([`Class`]).
         pub const CLASSES: [u32; [$($modulus),*].len()] = [$($modulus),*];
 
-        /// Names of the class sets, by balancer and class.
+        /// Names of the chains that draw an endpoint, by balancer and class.
         const CLASS_NAMES: [[&str; CLASSES.len()]; Balancer::ALL.len()] = [
-            [$(concat!("services-", $modulus)),*],
-            [$(concat!("nodeports-", $modulus)),*],
-            [$(concat!("inside-services-", $modulus)),*],
-            [$(concat!("inside-nodeports-", $modulus)),*],
+            [$(concat!("service-", $modulus)),*],
+            [$(concat!("nodeport-", $modulus)),*],
+            [$(concat!("inside-service-", $modulus)),*],
+            [$(concat!("inside-nodeport-", $modulus)),*],
         ];
     };
 }
@@ -83,9 +83,14 @@ impl Class {
     pub fn modulus(self) -> u32 {
         CLASSES[usize::from(self.0)]
     }
+
+    /// Returns the class's number in the word of a place, from 1 on.
+    pub(super) fn number(self) -> u32 {
+        u32::from(self.0) + 1
+    }
 }
 
-/// One way to spread connections: a set per class, a map of endpoints and a chain of class rules.
+/// One way to spread connections: a map of endpoints, and a chain per class.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Balancer {
     /// Spreads by destination address, protocol and port.
@@ -112,41 +117,41 @@ impl Balancer {
     pub fn by_address(self) -> bool {
         matches!(self, Self::Service | Self::InsideService)
     }
+
+    /// Returns whether it is for clients inside the cluster that have endpoints of their own.
+    pub(super) fn is_inside(self) -> bool {
+        matches!(self, Self::InsideService | Self::InsideNodeport)
+    }
+
+    /// Returns the name of the chain that draws an endpoint of a class.
+    pub(super) fn chain(self, class: Class) -> &'static str {
+        CLASS_NAMES[self as usize][usize::from(class.0)]
+    }
+
+    /// Returns the balancer and the class whose chain has this name.
+    pub(super) fn of_chain(name: &str) -> Option<(Self, Class)> {
+        let all = Self::ALL.into_iter();
+        let mut chains = all.flat_map(|of| Class::all().map(move |class| (of, class)));
+        chains.find(|(balancer, class)| balancer.chain(*class) == name)
+    }
 }
 
 /// A set or map of the table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Set {
-    /// Destinations with endpoints.
-    Services,
-    /// NodePorts with endpoints.
-    Nodeports,
-    /// Destinations whose clients are masqueraded.
-    MasqueradeServices,
-    /// NodePorts whose clients are masqueraded.
-    MasqueradeNodeports,
-    /// Destinations for which clients inside the cluster have their own rules ([`Balancer::InsideService`]).
-    InsideServices,
-    /// NodePorts for which clients inside the cluster have their own rules.
-    InsideNodeports,
-    /// Destinations without endpoints: refused.
-    RejectServices,
-    /// NodePorts without endpoints: refused.
-    RejectNodeports,
-    /// Destinations without endpoints on this node: dropped.
-    DropServices,
-    /// NodePorts without endpoints on this node: dropped.
-    DropNodeports,
+    /// Leads from the class in a word to the chain that draws an endpoint. The elements are always the same.
+    Classes,
+    /// The same for the class of endpoints for clients inside the cluster.
+    InsideClasses,
     /// Destinations that only [`Set::FirewallSources`] may reach.
     FirewallServices,
     /// Clients that may reach a destination in [`Set::FirewallServices`].
     FirewallSources,
-    /// All ClusterIPs. Connections to them are masqueraded unless they come from
-    /// [`Set::UnmasqueradedSources`], and refused on ports that no Service has.
+    /// All ClusterIPs. Connections to them are refused on ports that no Service has.
     ClusterIps,
     /// Endpoints of this node that reach themselves through a Service: masqueraded.
     Hairpin,
-    /// ClusterIP ranges: connections to addresses without a Service are dropped.
+    /// ClusterIP ranges, and ClusterIPs outside of them: connections to addresses without a Service are dropped.
     ServiceCidrs,
     /// Pod ranges: clients in them are inside the cluster.
     PodCidrs,
@@ -160,10 +165,12 @@ pub enum Set {
     RememberServices,
     /// NodePorts with session affinity; leads to the rules that store the chosen endpoint.
     RememberNodeports,
-    /// The destinations of a class.
-    Class(Balancer, Class),
     /// The endpoints of all destinations of a balancer, by index.
     Endpoints(Balancer),
+    /// The words of all destinations.
+    Places,
+    /// The words of all NodePorts.
+    Nodeports,
     /// A set of the table of NetworkPolicies.
     Policy(PolicySet),
 }
@@ -174,17 +181,11 @@ const SERVICE: &[Field] = &[Field::Destination, Field::Protocol, Field::Port];
 const NODEPORT: &[Field] = &[Field::Protocol, Field::Port];
 
 impl Set {
-    const SINGLE: [Self; 24] = [
-        Self::Services,
-        Self::Nodeports,
-        Self::MasqueradeServices,
-        Self::MasqueradeNodeports,
-        Self::InsideServices,
-        Self::InsideNodeports,
-        Self::RejectServices,
-        Self::RejectNodeports,
-        Self::DropServices,
-        Self::DropNodeports,
+    /// All sets of the table of Services in the order in which they are created, and filled: a place comes after its
+    /// endpoints.
+    const SERVICES: [Self; 22] = [
+        Self::Classes,
+        Self::InsideClasses,
         Self::FirewallServices,
         Self::FirewallSources,
         Self::ClusterIps,
@@ -199,6 +200,12 @@ impl Set {
         Self::Sticky(Balancer::InsideNodeport),
         Self::RememberServices,
         Self::RememberNodeports,
+        Self::Endpoints(Balancer::Service),
+        Self::Endpoints(Balancer::Nodeport),
+        Self::Endpoints(Balancer::InsideService),
+        Self::Endpoints(Balancer::InsideNodeport),
+        Self::Places,
+        Self::Nodeports,
     ];
 
     /// Returns all sets of a table in the order in which they are created.
@@ -219,27 +226,16 @@ impl Set {
 
     /// Returns all sets of the table of Services in the order in which they are created.
     pub fn all() -> impl Iterator<Item = Self> {
-        let balancers = Balancer::ALL.into_iter().flat_map(|balancer| {
-            Class::all()
-                .map(move |class| Self::Class(balancer, class))
-                .chain([Self::Endpoints(balancer)])
-        });
-        Self::SINGLE.into_iter().chain(balancers)
+        Self::SERVICES.into_iter()
     }
 
     /// Returns the set's name in the kernel.
     pub fn name(self) -> &'static str {
         match self {
-            Self::Services => "services",
+            Self::Classes => "classes",
+            Self::InsideClasses => "inside-classes",
+            Self::Places => "places",
             Self::Nodeports => "nodeports",
-            Self::MasqueradeServices => "masquerade-services",
-            Self::MasqueradeNodeports => "masquerade-nodeports",
-            Self::InsideServices => "inside-services",
-            Self::InsideNodeports => "inside-nodeports",
-            Self::RejectServices => "reject-services",
-            Self::RejectNodeports => "reject-nodeports",
-            Self::DropServices => "drop-services",
-            Self::DropNodeports => "drop-nodeports",
             Self::FirewallServices => "firewall-services",
             Self::FirewallSources => "firewall-sources",
             Self::ClusterIps => "cluster-ips",
@@ -254,7 +250,6 @@ impl Set {
             Self::Sticky(Balancer::InsideNodeport) => "inside-sticky-nodeports",
             Self::RememberServices => "remember-services",
             Self::RememberNodeports => "remember-nodeports",
-            Self::Class(balancer, class) => CLASS_NAMES[balancer as usize][usize::from(class.0)],
             Self::Endpoints(Balancer::Service) => "service-endpoints",
             Self::Endpoints(Balancer::Nodeport) => "nodeport-endpoints",
             Self::Endpoints(Balancer::InsideService) => "inside-service-endpoints",
@@ -266,15 +261,8 @@ impl Set {
     /// Returns the set's comment in the kernel, for operators who read the table there.
     pub(super) fn comment(self) -> Option<&'static str> {
         match self {
-            Self::Services | Self::Nodeports => Some("destinations with endpoints"),
-            Self::MasqueradeServices | Self::MasqueradeNodeports => Some("clients are masqueraded"),
-            Self::InsideServices | Self::InsideNodeports => {
-                Some("externalTrafficPolicy Local: pods and this node reach all endpoints")
-            }
-            Self::RejectServices | Self::RejectNodeports => Some("no endpoints: refused"),
-            Self::DropServices | Self::DropNodeports => {
-                Some("policy Local without endpoints on this node: dropped")
-            }
+            Self::Classes | Self::InsideClasses => Some("the chain that draws an endpoint"),
+            Self::Places | Self::Nodeports => Some("what to do with packets: see docs/nftables.md"),
             Self::FirewallServices => Some("destinations with loadBalancerSourceRanges"),
             Self::FirewallSources => Some("loadBalancerSourceRanges"),
             Self::Hairpin => Some("endpoints of this node that reach themselves"),
@@ -285,8 +273,7 @@ impl Set {
                 Some("sessionAffinity: the endpoint that a client got is remembered")
             }
             Self::Policy(set) => set.comment(),
-            Self::ClusterIps | Self::ServiceCidrs | Self::PodCidrs => None,
-            Self::Class(..) | Self::Endpoints(_) => None,
+            Self::ClusterIps | Self::ServiceCidrs | Self::PodCidrs | Self::Endpoints(_) => None,
         }
     }
 
@@ -299,23 +286,16 @@ impl Set {
             | Self::UnmasqueradedSources
             | Self::NodeportIps => true,
             Self::Policy(set) => set.is_interval(),
-            Self::Services
+            Self::Classes
+            | Self::InsideClasses
+            | Self::Places
             | Self::Nodeports
-            | Self::MasqueradeServices
-            | Self::MasqueradeNodeports
-            | Self::InsideServices
-            | Self::InsideNodeports
-            | Self::RejectServices
-            | Self::RejectNodeports
-            | Self::DropServices
-            | Self::DropNodeports
             | Self::FirewallServices
             | Self::ClusterIps
             | Self::Hairpin
             | Self::Sticky(_)
             | Self::RememberServices
             | Self::RememberNodeports
-            | Self::Class(..)
             | Self::Endpoints(_) => false,
         }
     }
@@ -325,7 +305,12 @@ impl Set {
         match self {
             Self::Endpoints(_) => Carries::Endpoint,
             Self::Policy(set) => set.carries(),
-            Self::Sticky(_) | Self::RememberServices | Self::RememberNodeports => Carries::Chain,
+            Self::Places | Self::Nodeports => Carries::Number,
+            Self::Classes
+            | Self::InsideClasses
+            | Self::Sticky(_)
+            | Self::RememberServices
+            | Self::RememberNodeports => Carries::Chain,
             _ => Carries::Nothing,
         }
     }
@@ -338,23 +323,14 @@ impl Set {
     /// Returns the fields of the key, which rules load for a lookup.
     pub(super) fn fields(self) -> &'static [Field] {
         match self {
-            Self::Services
-            | Self::MasqueradeServices
-            | Self::InsideServices
-            | Self::RejectServices
-            | Self::DropServices
+            Self::Places
             | Self::FirewallServices
             | Self::RememberServices
-            | Self::Sticky(Balancer::Service | Balancer::InsideService)
-            | Self::Class(Balancer::Service | Balancer::InsideService, _) => SERVICE,
+            | Self::Sticky(Balancer::Service | Balancer::InsideService) => SERVICE,
             Self::Nodeports
-            | Self::MasqueradeNodeports
-            | Self::InsideNodeports
-            | Self::RejectNodeports
-            | Self::DropNodeports
             | Self::RememberNodeports
-            | Self::Sticky(Balancer::Nodeport | Balancer::InsideNodeport)
-            | Self::Class(Balancer::Nodeport | Balancer::InsideNodeport, _) => NODEPORT,
+            | Self::Sticky(Balancer::Nodeport | Balancer::InsideNodeport) => NODEPORT,
+            Self::Classes | Self::InsideClasses => &[Field::Number],
             Self::FirewallSources => &[
                 Field::Destination,
                 Field::Protocol,
@@ -395,9 +371,10 @@ mod tests {
         assert_eq!(names.len(), Set::all().count());
         for balancer in Balancer::ALL {
             for class in Class::all() {
-                let name = Set::Class(balancer, class).name();
+                let name = balancer.chain(class);
                 let modulus = class.modulus().to_string();
                 assert_eq!(name.rsplit('-').next(), Some(modulus.as_str()));
+                assert_eq!(Balancer::of_chain(name), Some((balancer, class)));
             }
         }
     }

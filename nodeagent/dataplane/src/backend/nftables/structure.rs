@@ -345,13 +345,8 @@ impl<'a> TableWriter<'a> {
     }
 
     fn add_rules(&mut self, chain: &Chain, settings: TableSettings) {
-        for rule in &chain.rules {
-            let no_interface = settings.pod_interface.is_none() && rule.is_about_interfaces();
-            let no_mark = settings.own_mark == 0 && rule.is_about_ours();
-            let no_refusal = !settings.refuse_loopback && rule.is_about_loopback();
-            if !no_interface && !no_mark && !no_refusal {
-                self.add_rule(chain, rule, settings);
-            }
+        for rule in chain.rules.iter().filter(|rule| rule.is_in(settings)) {
+            self.add_rule(chain, rule, settings);
         }
     }
 

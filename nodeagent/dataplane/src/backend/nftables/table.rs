@@ -16,6 +16,7 @@ use super::frontend::{Entry, Ops, diff, elements, place_of};
 use super::groups::{Groups, StagedGroups, sticky};
 use super::repair::Contents;
 use super::schema::{Class, Set};
+use super::word::draws;
 use crate::backend::{Change, Failure};
 use crate::plan::{Frontend, FrontendAddr, NodePlan, ServicePlan};
 
@@ -27,9 +28,13 @@ pub(super) struct Table {
     frontends: HashMap<FrontendAddr, Entry>,
     services: HashMap<ServiceKey, Holdings>,
     cluster_ips: Counted<IpAddr>,
+    /// The ClusterIPs outside the ranges of ClusterIPs, each of which is a range of its own.
+    pub(super) lone_ips: BTreeSet<IpAddr>,
     hairpin: Counted<Destination>,
     affinity: Groups,
     node: NodePlan,
+    /// The elements of the maps of classes: [`draws`], from the first change on.
+    pub(super) draws: BTreeSet<Element>,
     /// Invalid elements that were found in the kernel. The next complete change deletes them.
     pub(super) strays: Vec<Element>,
 }
@@ -68,6 +73,8 @@ pub(super) struct StagedTable {
     frontends: BTreeMap<FrontendAddr, Option<Entry>>,
     services: Vec<(ServiceKey, Option<Holdings>)>,
     cluster_ips: HashMap<IpAddr, usize>,
+    /// The lone ClusterIPs that come, and those that go.
+    lone_ips: [Vec<IpAddr>; 2],
     hairpin: HashMap<Destination, usize>,
     node: NodePlan,
     complete: bool,
@@ -127,9 +134,15 @@ impl Table {
             };
         }
         self.cluster_ips.accept(staged.cluster_ips);
+        let [added, deleted] = staged.lone_ips;
+        self.lone_ips.extend(added);
+        for ip in deleted {
+            self.lone_ips.remove(&ip);
+        }
         self.hairpin.accept(staged.hairpin);
         self.affinity.accept(staged.affinity);
         self.node = staged.node;
+        self.draws = draws().collect();
     }
 
     /// Returns a table with the content that was found in the kernel. No ServicePort owns anything in it yet.
@@ -144,11 +157,39 @@ impl Table {
             frontends: frontends.collect(),
             services: HashMap::new(),
             cluster_ips: Counted(cluster_ips.into_iter().map(|ip| (ip, 0)).collect()),
+            lone_ips: BTreeSet::new(),
             hairpin: Counted(hairpin.into_iter().map(|key| (key, 0)).collect()),
             affinity: Groups::default(),
             node,
+            draws: BTreeSet::new(),
             strays,
         }
+    }
+
+    /// Returns the ClusterIPs that become lone ones, and those that are none any more. All of them are compared
+    /// only if all may differ.
+    fn stage_lone(
+        &self,
+        node: &NodePlan,
+        cluster_ips: &HashMap<IpAddr, usize>,
+        [added, deleted]: [&[IpAddr]; 2],
+        complete: bool,
+    ) -> [Vec<IpAddr>; 2] {
+        let is_lone = |ip: &&IpAddr| !node.service_cidrs.iter().any(|range| range.contains(**ip));
+        let lone: BTreeSet<IpAddr> = if complete || node.service_cidrs != self.node.service_cidrs {
+            let kept = self.cluster_ips.0.keys().filter(|ip| cluster_ips.get(ip) != Some(&0));
+            kept.chain(added).filter(is_lone).copied().collect()
+        } else {
+            let held = deleted.iter().filter(|ip| self.lone_ips.contains(ip));
+            return [
+                added.iter().filter(is_lone).copied().collect(),
+                held.copied().collect(),
+            ];
+        };
+        [
+            lone.difference(&self.lone_ips).copied().collect(),
+            self.lone_ips.difference(&lone).copied().collect(),
+        ]
     }
 
     /// Adds groups that were found in the kernel. No ServicePort owns them yet.
@@ -176,12 +217,15 @@ impl Contents for Table {
     fn elements(&self) -> BTreeSet<Element> {
         let frontends = self.frontends.iter().flat_map(|(at, entry)| elements(*at, entry));
         let cluster_ips = self.cluster_ips.0.keys().map(|ip| cluster_ip_element(*ip));
+        let lone_ips = self.lone_ips.iter().map(|ip| lone_ip_element(*ip));
         let hairpin = self.hairpin.0.keys().map(|key| hairpin_element(*key));
         let node = node_sets(&self.node)
             .into_iter()
             .flat_map(|(set, ranges)| ranges.iter().map(move |range| range_element(set, *range)));
         let strays = self.strays.iter().copied();
-        frontends.chain(cluster_ips).chain(hairpin).chain(node).chain(strays).collect()
+        let draws = self.draws.iter().copied();
+        let places = frontends.chain(cluster_ips).chain(lone_ips).chain(hairpin);
+        draws.chain(places).chain(node).chain(strays).collect()
     }
 
     /// The work is that of building all elements of the key's place.
@@ -201,6 +245,7 @@ impl Contents for Table {
                 let there = self.hairpin.0.contains_key(&endpoint);
                 there.then(|| hairpin_element(endpoint)).filter(same)
             }
+            (Key::Number(_), None) => self.draws.iter().copied().find(same),
             (_, None) => None,
         };
         own.or(stray)
@@ -208,21 +253,20 @@ impl Contents for Table {
 }
 
 impl<T: Copy + Eq + Hash> Counted<T> {
-    /// Returns the counts after `changes`, and the elements to add and delete for them.
+    /// Returns the counts after `changes`, and what needs elements now and needed them before.
     fn stage(
         &self,
         changes: &HashMap<T, isize>,
         complete: bool,
-        element: impl Fn(T) -> Element,
-    ) -> (HashMap<T, usize>, Ops) {
+    ) -> (HashMap<T, usize>, [Vec<T>; 2]) {
         let mut after = HashMap::new();
-        let mut ops = Ops::default();
+        let (mut added, mut deleted) = (Vec::new(), Vec::new());
         for (key, change) in changes {
             let before = self.0.get(key).copied();
             let count = before.unwrap_or(0).saturating_add_signed(*change);
             match (before, count) {
-                (None, 1..) => ops.add.push(element(*key)),
-                (Some(_), 0) => ops.delete.push(element(*key)),
+                (None, 1..) => added.push(*key),
+                (Some(_), 0) => deleted.push(*key),
                 _ => {}
             }
             after.insert(*key, count);
@@ -236,11 +280,11 @@ impl<T: Copy + Eq + Hash> Counted<T> {
                 .map(|(key, _)| *key)
                 .collect();
             for key in unclaimed {
-                ops.delete.push(element(key));
+                deleted.push(key);
                 after.insert(key, 0);
             }
         }
-        (after, ops)
+        (after, [added, deleted])
     }
 
     fn accept(&mut self, after: HashMap<T, usize>) {
@@ -357,11 +401,19 @@ impl TableStaging<'_> {
         if complete {
             first.delete.extend(&table.strays);
         }
-        let (cluster_ips, ops) =
-            table.cluster_ips.stage(&self.cluster_ips, complete, cluster_ip_element);
-        first.append(ops);
-        let (hairpin, ops) = table.hairpin.stage(&self.hairpin, complete, hairpin_element);
-        first.append(ops);
+        let draws: BTreeSet<Element> = draws().collect();
+        first.delete.extend(table.draws.difference(&draws));
+        first.add.extend(draws.difference(&table.draws));
+        let (cluster_ips, [added, deleted]) = table.cluster_ips.stage(&self.cluster_ips, complete);
+        let changed = [&added[..], &deleted[..]];
+        let lone_ips = table.stage_lone(&self.staged.node, &cluster_ips, changed, complete);
+        first.delete.extend(deleted.into_iter().map(cluster_ip_element));
+        first.add.extend(added.into_iter().map(cluster_ip_element));
+        first.delete.extend(lone_ips[1].iter().copied().map(lone_ip_element));
+        first.add.extend(lone_ips[0].iter().copied().map(lone_ip_element));
+        let (hairpin, [added, deleted]) = table.hairpin.stage(&self.hairpin, complete);
+        first.delete.extend(deleted.into_iter().map(hairpin_element));
+        first.add.extend(added.into_iter().map(hairpin_element));
         let frontends = self
             .staged
             .frontends
@@ -372,6 +424,7 @@ impl TableStaging<'_> {
         self.staged.groups = groups.filter(|ops| ops.len() > 0).collect();
         self.staged.stale = change.stale;
         self.staged.cluster_ips = cluster_ips;
+        self.staged.lone_ips = lone_ips;
         self.staged.hairpin = hairpin;
         self.staged
     }
@@ -383,6 +436,10 @@ fn cluster_ip_element(ip: IpAddr) -> Element {
         key: Key::Ip(ip),
         data: None,
     }
+}
+
+fn lone_ip_element(ip: IpAddr) -> Element {
+    range_element(Set::ServiceCidrs, Cidr::single(ip))
 }
 
 fn hairpin_element(endpoint: Destination) -> Element {

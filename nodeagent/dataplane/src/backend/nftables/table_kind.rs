@@ -3,7 +3,7 @@
 /// Name of the table, one in family `ip` and one in `ip6`.
 pub const TABLE: &str = "kplane";
 /// Comment of the table. The number goes up with every change of chains, rules or sets.
-pub const TABLE_COMMENT: &str = "kplane nftables layout 4";
+pub const TABLE_COMMENT: &str = "kplane nftables layout 5";
 
 /// Name of the table of NetworkPolicies, one in family `ip` and one in `ip6`.
 pub const POLICY_TABLE: &str = "kplane-policy";

@@ -15,6 +15,7 @@ use super::decode::Decoder;
 use super::policy_schema::PolicySet;
 use super::table_kind::TableKind;
 use super::uapi::{NFTA_SET_ELEM_LIST_ELEMENTS, NFTA_SET_ELEM_LIST_SET};
+use super::word::draws;
 use super::{Carries, Data, Destination, Element, ElementOp, Key, NodePort, Set, push_elements};
 use kplane_netlink::{Attributes, Batch, Messages};
 
@@ -68,6 +69,9 @@ fn elements(family: Family) -> impl Strategy<Value = Element> {
                     (Carries::Number, _) => Some(Data::Number(index)),
                     (Carries::Endpoint, _) => Some(Data::Endpoint(endpoint)),
                     (Carries::Chain, Set::Sticky(_)) => Some(Data::Pick(id)),
+                    (Carries::Chain, Set::Classes | Set::InsideClasses) => {
+                        draws().next().unwrap().data
+                    }
                     (Carries::Chain, _) if index % 2 == 0 => Some(Data::Keep(id)),
                     (Carries::Chain, _) => Some(Data::Split(id)),
                 },
@@ -138,11 +142,11 @@ proptest! {
     #[test]
     fn decoders_take_any_bytes(
         bytes in prop::collection::vec(any::<u8>(), 0..300),
-        set in 0_usize..120,
+        set in any::<prop::sample::Index>(),
         v6 in any::<bool>(),
     ) {
         let family = if v6 { Family::V6 } else { Family::V4 };
-        let mut decoder = Decoder::new(family, all_sets()[set]);
+        let mut decoder = Decoder::new(family, all_sets()[set.index(all_sets().len())]);
         let _ = decoder.take(Attributes(&bytes));
         let _ = decoder.finish();
     }
@@ -197,10 +201,11 @@ fn the_ranges_of_everything_and_of_the_last_address() {
 #[test]
 fn padding_and_lengths_of_keys_are_checked() {
     use kplane_netlink::AttributeWriter;
-    let decoded = |key: &[u8]| {
+    let decoded = |port: &[u8]| {
+        let key = &[&[10, 0, 0, 1], port].concat();
         let mut list = Vec::new();
         AttributeWriter::new(&mut list).nest(1, |w| w.nest(1, |w| w.bytes(1, key)));
-        let mut decoder = Decoder::new(Family::V4, Set::Nodeports);
+        let mut decoder = Decoder::new(Family::V4, Set::FirewallServices);
         decoder.take(Attributes(&list)).is_ok()
     };
     assert!(decoded(&[6, 0, 0, 0, 0, 80, 0, 0]));

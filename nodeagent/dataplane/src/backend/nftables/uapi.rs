@@ -219,6 +219,8 @@ pub(super) const CT_STATE_NEW: u32 = 8;
 pub(super) const CT_STATES_KNOWN: u32 = 2 | 4;
 /// `IPS_DST_NAT` (linux/netfilter/nf_conntrack_common.h).
 pub(super) const IPS_DST_NAT: u32 = 1 << 5;
+/// `IPS_CONFIRMED`, of the same header.
+pub(super) const IPS_CONFIRMED: u32 = 1 << 3;
 
 /// `enum nft_dynset_attributes`, `enum nft_dynset_ops`.
 pub(super) const NFTA_DYNSET_SET_NAME: u16 = 1;

@@ -67,14 +67,16 @@ fn frontend(at: FrontendAddr, endpoints: &[u8]) -> Frontend {
     let mut endpoints: Vec<_> = endpoints.iter().map(|octet| endpoint(*octet)).collect();
     endpoints.sort();
     endpoints.dedup();
+    let is_cluster_ip =
+        matches!(at, FrontendAddr::Address { ip: IpAddr::V4(ip), .. } if ip.octets()[0] == 10);
     Frontend {
         at,
-        origin: Origin::ClusterIp,
+        origin: if is_cluster_ip { Origin::ClusterIp } else { Origin::LoadBalancer },
         unserved: endpoints.is_empty().then_some(Unserved::Reject),
         endpoints,
         policy: TrafficPolicy::Cluster,
         inside: None,
-        masquerade: !matches!(at, FrontendAddr::Address { ip: IpAddr::V4(ip), .. } if ip.octets()[0] == 10),
+        masquerade: !is_cluster_ip,
         source_ranges: Vec::new(),
     }
 }
@@ -307,13 +309,13 @@ fn operations_of_each_kind_of_change() {
     }
     expect![[r#"
         new ClusterIP Service, 2 endpoints (its ClusterIP apart)
-           4  +services  +services-2  +service-endpoints x2
+           3  +service-endpoints x2  +places
         Service deleted, 2 endpoints
-           5  -services  -cluster-ips  -services-2  -service-endpoints x2
+           5  -cluster-ips  -service-cidrs  -service-endpoints x2  -places
         endpoint added, same class (3 to 4 is a new class, 5 to 6 is not)
            1  +service-endpoints
         endpoint added, next class
-           3  -services-3  +services-4  +service-endpoints
+           3  -places  +service-endpoints  +places
         endpoint replaced
            2  -service-endpoints  +service-endpoints
         last endpoint by index removed, same class
@@ -321,25 +323,25 @@ fn operations_of_each_kind_of_change() {
         first endpoint by index removed, same class
            3  -service-endpoints x2  +service-endpoints
         first endpoint by index removed, previous class
-           5  -services-3  -service-endpoints x2  +services-2  +service-endpoints
+           5  -service-endpoints x2  -places  +service-endpoints  +places
         no endpoint left
-           4  -services  -services-1  -service-endpoints  +reject-services
+           3  -service-endpoints  -places  +places
         first endpoint
-           4  -reject-services  +services  +services-1  +service-endpoints
+           3  -places  +service-endpoints  +places
         load-balancer address and node port added, 2 endpoints
-          10  +services  +nodeports  +masquerade-services  +masquerade-nodeports  +services-2  +nodeports-2  +service-endpoints x2  +nodeport-endpoints x2
+           6  +service-endpoints x2  +nodeport-endpoints x2  +places  +nodeports
         endpoint replaced, with load-balancer address and node port
            6  -service-endpoints x2  -nodeport-endpoints  +service-endpoints x2  +nodeport-endpoints
         external policy Cluster to Local, 1 of 2 endpoints here
-          16  -masquerade-services  -masquerade-nodeports  -services-2  -nodeports-2  -service-endpoints  -nodeport-endpoints  +inside-services  +inside-nodeports  +services-1  +nodeports-1  +inside-services-2  +inside-nodeports-2  +inside-service-endpoints x2  +inside-nodeport-endpoints x2
+          10  -service-endpoints  -nodeport-endpoints  -places  -nodeports  +inside-service-endpoints x2  +inside-nodeport-endpoints x2  +places  +nodeports
         policy Local: the endpoint here goes away, 1 elsewhere
-          21  -services-1  -services-2  -nodeports-1  -inside-services-2  -inside-nodeports-2  -service-endpoints x3  -nodeport-endpoints  -inside-service-endpoints x2  -inside-nodeport-endpoints x2  +drop-services  +drop-nodeports  +services-1  +inside-services-1  +inside-nodeports-1  +service-endpoints  +inside-service-endpoints  +inside-nodeport-endpoints
+          17  -service-endpoints x3  -nodeport-endpoints  -inside-service-endpoints x2  -inside-nodeport-endpoints x2  -places x2  -nodeports  +service-endpoints  +inside-service-endpoints  +inside-nodeport-endpoints  +places x2  +nodeports
         source ranges set, 2 of them
            3  +firewall-services  +firewall-sources x2
         one source range replaced
            2  -firewall-sources  +firewall-sources
         session affinity on
-           3  +group  +sticky-services  +remember-services
+           5  +group  -places  +sticky-services  +remember-services  +places
         endpoint replaced, with session affinity
            2  -service-endpoints  +service-endpoints
         endpoint now lives on this node

@@ -51,11 +51,7 @@ impl HeldTable {
     /// Returns an empty table.
     pub(crate) fn new(family: Family, layout: TableLayout) -> Self {
         let settings = layout.settings();
-        let has = |rule: &NftRule| {
-            (settings.pod_interface.is_some() || !rule.is_about_interfaces())
-                && (settings.own_mark != 0 || !rule.is_about_ours())
-                && (settings.refuse_loopback || !rule.is_about_loopback())
-        };
+        let has = |rule: &NftRule| rule.is_in(settings);
         let mut chains = layout.chains(family);
         chains.iter_mut().for_each(|chain| chain.rules.retain(has));
         let (base, others): (Vec<_>, Vec<_>) =
@@ -210,7 +206,7 @@ fn last_field(set: Set) -> usize {
 /// Returns the group to whose chains an element leads.
 fn leads_to(element: &Element) -> Option<AffinityId> {
     match element.data? {
-        Data::Endpoint(_) | Data::Number(_) => None,
+        Data::Endpoint(_) | Data::Number(_) | Data::Draw(..) => None,
         Data::Pick(id) | Data::Keep(id) | Data::Split(id) => Some(id),
     }
 }

@@ -13,6 +13,7 @@ use super::super::layout::{Chain, HookPoint, RuleStep};
 use super::super::policy_step::PolicyStep;
 use super::super::schema::{Balancer, Set};
 use super::super::table_kind::TableKind;
+use super::super::word::{Word, WordStep, draw_mask};
 use super::held::{HeldTable, Loaded};
 
 /// `IPPROTO_ICMP` (linux/in.h), for protocols without ports.
@@ -36,6 +37,8 @@ pub struct TestPacket {
 pub enum PacketFlow {
     /// The first one.
     New,
+    /// A later one of a connection without an answer.
+    Unanswered,
     /// The first one that conntrack sees of a TCP connection in its midst.
     Midstream,
     /// One of a known connection.
@@ -117,6 +120,8 @@ pub(super) struct PacketWalk<'a> {
     /// `meta priority`
     number: u32,
     pub(super) remembered: Vec<(AffinityId, EndpointAddr)>,
+    /// Number of keys that rules looked up in sets and maps.
+    pub(super) look_ups: usize,
 }
 
 impl<'a> PacketWalk<'a> {
@@ -139,6 +144,7 @@ impl<'a> PacketWalk<'a> {
             is_masqueraded: false,
             number: 0,
             remembered: Vec::new(),
+            look_ups: 0,
         }
     }
 
@@ -184,24 +190,36 @@ impl<'a> PacketWalk<'a> {
     }
 
     fn is_new(&self) -> bool {
+        self.is_first() || self.first.flow == PacketFlow::Unanswered
+    }
+
+    fn is_first(&self) -> bool {
         matches!(self.first.flow, PacketFlow::New | PacketFlow::Midstream)
     }
 
     /// Sends the packet through the base chains at a hook. Only first packets meet NAT.
     fn hook(&mut self, point: HookPoint) -> Option<PacketFate> {
-        let is_new = self.is_new();
+        let is_first = self.is_first();
         let mut chains: Vec<_> = self
             .tables
             .iter()
             .flat_map(|table| table.base.iter().map(move |chain| (*table, chain)))
             .filter_map(|(table, chain)| Some((chain.hook?, table, chain)))
-            .filter(|(hook, ..)| hook.point == point && (is_new || hook.chain_type != "nat"))
+            .filter(|(hook, ..)| hook.point == point && (is_first || hook.chain_type != "nat"))
             .collect();
         chains.sort_by_key(|(hook, ..)| hook.priority);
-        chains.into_iter().find_map(|(_, table, chain)| match self.chain(table, chain) {
-            ChainEnd::Fate(fate) => Some(fate),
-            ChainEnd::Returns | ChainEnd::Accepts => None,
-        })
+        let fate =
+            chains.into_iter().find_map(|(_, table, chain)| match self.chain(table, chain) {
+                ChainEnd::Fate(fate) => Some(fate),
+                ChainEnd::Returns | ChainEnd::Accepts => None,
+            });
+        let keeps_word = fate.is_none() && self.number & Word::OURS != 0;
+        assert!(
+            !keeps_word,
+            "{:?} leaves {point:?} with {:#x}",
+            self.first, self.number
+        );
+        fate
     }
 
     /// Sends the packet to a chain by name.
@@ -236,6 +254,7 @@ impl<'a> PacketWalk<'a> {
             Some(Data::Pick(id)) => jump(self.go_to_group(table, id, GroupPart::Pick)),
             Some(Data::Keep(id)) => StepEnd::Ends(self.go_to_group(table, id, GroupPart::Keep)),
             Some(Data::Split(id)) => StepEnd::Ends(self.go_to_group(table, id, GroupPart::Split)),
+            Some(Data::Draw(balancer, class)) => jump(self.go(table, balancer.chain(class))),
             Some(Data::Endpoint(_) | Data::Number(_)) | None => StepEnd::Misses,
         }
     }
@@ -247,10 +266,9 @@ impl<'a> PacketWalk<'a> {
             RuleStep::In(set) => matches(self.has(table, set)),
             RuleStep::NotIn(set) => matches(!self.has(table, set)),
             RuleStep::Lead(set) => {
-                let element = table.find(set, self.key(set.fields()));
+                let element = self.find(table, set, self.key(set.fields()));
                 self.lead(table, element.and_then(|element| element.data))
             }
-            RuleStep::OriginalNotIn(set) => matches(self.original(table, set).is_none()),
             RuleStep::OriginalLead(set) => {
                 let element = self.original(table, set);
                 self.lead(table, element.and_then(|element| element.data))
@@ -261,6 +279,8 @@ impl<'a> PacketWalk<'a> {
             RuleStep::NewConnection => matches(self.is_new()),
             RuleStep::Dnatted => matches(self.is_translated),
             RuleStep::NotDnatted => matches(!self.is_translated),
+            RuleStep::Unanswered => matches(self.first.flow == PacketFlow::Unanswered),
+            RuleStep::Word(step) => self.word_step(table, step),
             RuleStep::ToThisNode => matches(self.is_own(self.to.ip)),
             RuleStep::FromThisNode => matches(self.is_own(self.first.source)),
             RuleStep::NotToLoopback => matches(!self.to.ip.is_loopback()),
@@ -277,8 +297,12 @@ impl<'a> PacketWalk<'a> {
                 StepEnd::Matches
             }
             RuleStep::Dnat(balancer, class) => self.draw(table, balancer, class.modulus()),
-            RuleStep::UseRemembered(id) => self.translate(table.remembered(id, self.first.source)),
+            RuleStep::UseRemembered(id) => {
+                self.look_ups += 1;
+                self.translate(table.remembered(id, self.first.source))
+            }
             RuleStep::Remember(id, _) => {
+                self.look_ups += 1;
                 self.remembered.push((id, self.to));
                 StepEnd::Matches
             }
@@ -294,6 +318,23 @@ impl<'a> PacketWalk<'a> {
             RuleStep::Drop => fate(PacketFate::Dropped(kind)),
             RuleStep::Policy(step) => self.policy_step(table, step),
         }
+    }
+
+    fn word_step(&mut self, table: &HeldTable, step: WordStep) -> StepEnd {
+        match step {
+            WordStep::LookUp(map) => return self.look_up(table, map, map.fields()),
+            WordStep::Equals(mask, value) => return matches(self.number & mask == value),
+            WordStep::HasAny(mask) => return matches(self.number & mask != 0),
+            WordStep::Draw(map) => {
+                let mut key = Loaded::default();
+                key[0] = (self.number & draw_mask(map)).into();
+                let element = self.find(table, map, key);
+                return self.lead(table, element.and_then(|element| element.data));
+            }
+            WordStep::First(balancer) => self.number = Word(self.number).first(balancer).0,
+            WordStep::Forget => self.number = 0,
+        }
+        StepEnd::Matches
     }
 
     fn policy_step(&mut self, table: &HeldTable, step: PolicyStep) -> StepEnd {
@@ -312,10 +353,12 @@ impl<'a> PacketWalk<'a> {
                 matches(flow == PacketFlow::Midstream && self.protocol() == Protocol::Tcp.number())
             }
             PolicyStep::AddressIn(field, set) => {
-                matches(table.find(Set::Policy(set), self.key(&[field])).is_some())
+                let key = self.key(&[field]);
+                matches(self.find(table, Set::Policy(set), key).is_some())
             }
             PolicyStep::AddressNotIn(field, set) => {
-                matches(table.find(Set::Policy(set), self.key(&[field])).is_none())
+                let key = self.key(&[field]);
+                matches(self.find(table, Set::Policy(set), key).is_none())
             }
             PolicyStep::Anybody => {
                 self.number = 0;
@@ -334,7 +377,7 @@ impl<'a> PacketWalk<'a> {
 
     /// Keeps the number that a map has.
     fn look_up(&mut self, table: &HeldTable, set: Set, fields: &[Field]) -> StepEnd {
-        match table.find(set, self.key(fields)).and_then(|element| element.data) {
+        match self.find(table, set, self.key(fields)).and_then(|element| element.data) {
             Some(Data::Number(number)) => {
                 self.number = number;
                 StepEnd::Matches
@@ -351,7 +394,8 @@ impl<'a> PacketWalk<'a> {
         if let Some(place) = index.and_then(|index| key.get_mut(index)) {
             *place = u128::from(self.draw % modulus);
         }
-        self.translate(table.find(set, key).and_then(|element| element.data?.endpoint()))
+        let element = self.find(table, set, key);
+        self.translate(element.and_then(|element| element.data?.endpoint()))
     }
 
     fn translate(&mut self, endpoint: Option<EndpointAddr>) -> StepEnd {
@@ -362,13 +406,19 @@ impl<'a> PacketWalk<'a> {
         StepEnd::Ends(ChainEnd::Accepts)
     }
 
-    fn has(&self, table: &HeldTable, set: Set) -> bool {
-        table.find(set, self.key(set.fields())).is_some()
+    /// Looks a key up, and counts that.
+    fn find<'t>(&mut self, table: &'t HeldTable, set: Set, key: Loaded) -> Option<&'t Element> {
+        self.look_ups += 1;
+        table.find(set, key)
+    }
+
+    fn has(&mut self, table: &HeldTable, set: Set) -> bool {
+        self.find(table, set, self.key(set.fields())).is_some()
     }
 
     /// Returns the element that a set has for the destination that the packet had at first.
-    fn original<'t>(&self, table: &'t HeldTable, set: Set) -> Option<&'t Element> {
-        table.find(set, self.key_with(set.fields(), self.first.to()))
+    fn original<'t>(&mut self, table: &'t HeldTable, set: Set) -> Option<&'t Element> {
+        self.find(table, set, self.key_with(set.fields(), self.first.to()))
     }
 
     fn protocol(&self) -> u8 {

@@ -25,7 +25,7 @@ const SECOND: u32 = 2;
 /// Encodes an element without data.
 pub(super) fn encode_key(list: &mut AttributeWriter<'_>, key: Key) {
     // The encoding does not depend on the set.
-    let set = Set::Services;
+    let set = Set::ClusterIps;
     encode(
         list,
         ElementOp::Add,

@@ -14,8 +14,9 @@ use super::super::schema::{Balancer, Class, Set, TableSettings};
 use super::super::structure::{GroupOp, push_groups};
 use super::super::uapi::*;
 use super::super::userdata;
+use super::super::word::{Word, WordStep};
 use super::super::{
-    Data, Destination, Element, ElementOp, Key, NodePort, push_elements, push_structure,
+    Carries, Data, Destination, Element, ElementOp, Key, NodePort, push_elements, push_structure,
 };
 use crate::backend::PodInterface;
 use kplane_netlink::{Attribute, AttributeWriter, Attributes, Batch, Message, Messages};
@@ -93,16 +94,39 @@ fn expressions(list: Attributes<'_>) -> Vec<(String, BTreeMap<u16, Vec<u8>>)> {
 }
 
 /// Returns kplane's steps for the rules of `golden.txt`. IPv6 texts have the steps of the IPv4 ones.
+#[expect(clippy::too_many_lines, reason = "a table of rules")]
 fn steps(text: &str) -> Vec<RuleStep> {
     let text = text.replace("ip6 daddr != ::1", "ip daddr != 127.0.0.0/8");
     let vip = "ip daddr . meta l4proto . th dport";
     let original_vip = "ip daddr . meta l4proto . ct original proto-dst";
     let text = text.replace("ip6", "ip");
     match text.replace(vip, "VIP").replace(original_vip, "VIP").as_str() {
-        "VIP @services drop" => vec![RuleStep::In(Set::Services), RuleStep::Drop],
-        "meta l4proto . th dport @nodeports return" => {
-            vec![RuleStep::In(Set::Nodeports), RuleStep::Return]
+        "VIP @firewall-services drop" => {
+            vec![RuleStep::In(Set::FirewallServices), RuleStep::Drop]
         }
+        "meta priority set VIP map @places" => vec![RuleStep::Word(WordStep::LookUp(Set::Places))],
+        "meta priority set meta l4proto . th dport map @nodeports" => {
+            vec![RuleStep::Word(WordStep::LookUp(Set::Nodeports))]
+        }
+        "meta priority & 0:8020 == 0:8000" => {
+            let mask = Word::STICKY | Word::NODEPORT;
+            vec![RuleStep::Word(WordStep::Equals(mask, Word::STICKY))]
+        }
+        "meta priority & 0:e800 != 0:0" => {
+            let special = Word::EXTERNAL | Word::MASQUERADE | Word::INSIDE | Word::STICKY;
+            vec![RuleStep::Word(WordStep::HasAny(special))]
+        }
+        "meta priority set none" => vec![RuleStep::Word(WordStep::Forget)],
+        "meta priority & 0:3f vmap @classes" => {
+            vec![RuleStep::Word(WordStep::Draw(Set::Classes))]
+        }
+        "meta priority & 0:7e0 vmap @inside-classes" => {
+            vec![RuleStep::Word(WordStep::Draw(Set::InsideClasses))]
+        }
+        "meta priority set meta priority & ffff:ffe0 | 0:1" => {
+            vec![RuleStep::Word(WordStep::First(Balancer::Service))]
+        }
+        "ct state new ct status confirmed" => vec![RuleStep::Unanswered],
         "ip daddr @cluster-ips goto refuse" => {
             vec![RuleStep::In(Set::ClusterIps), RuleStep::Goto("refuse")]
         }
@@ -139,10 +163,8 @@ fn steps(text: &str) -> Vec<RuleStep> {
             RuleStep::Is(Protocol::Udp),
             RuleStep::OriginalLead(Set::Sticky(Balancer::Service)),
         ],
-        "meta l4proto sctp ct original VIP != @services \
-         meta l4proto . ct original proto-dst vmap @remember-nodeports" => vec![
+        "meta l4proto sctp meta l4proto . ct original proto-dst vmap @remember-nodeports" => vec![
             RuleStep::Is(Protocol::Sctp),
-            RuleStep::OriginalNotIn(Set::Services),
             RuleStep::OriginalLead(Set::RememberNodeports),
         ],
         "iifname \"cni0\" drop" => vec![RuleStep::FromPodInterface, RuleStep::Drop],
@@ -259,9 +281,16 @@ fn element(family: Family, set: &str, text: &str) -> Element {
         protocol: protocol(parts[0]),
         port: parts[1].parse().unwrap(),
     };
+    // nft writes the number of a class of traffic as two halves.
+    let number = |text: &str| {
+        let (major, minor) = text.split_once(':').unwrap();
+        let half = |text| u32::from_str_radix(text, 16).unwrap();
+        half(major) << 16 | half(minor)
+    };
     let key = match set {
-        Set::Services | Set::Sticky(_) => Key::Service(destination(&parts)),
+        Set::Places | Set::FirewallServices | Set::Sticky(_) => Key::Service(destination(&parts)),
         Set::Nodeports | Set::RememberNodeports => Key::NodePort(node_port(&parts)),
+        Set::Classes => Key::Number(number(parts[0])),
         Set::ClusterIps => Key::Ip(parts[0].parse().unwrap()),
         Set::Hairpin => Key::Hairpin(destination(&parts[1..])),
         Set::FirewallSources => Key::FirewallSource(destination(&parts), parts[3].parse().unwrap()),
@@ -272,9 +301,13 @@ fn element(family: Family, set: &str, text: &str) -> Element {
         _ => Key::NodePortSlot(node_port(&parts), parts[2].parse().unwrap()),
     };
     let data = data.map(|data| {
-        if let Some((verdict, chain)) = data.split_once(" affinity-") {
-            let code = if verdict == "jump" { NFT_JUMP } else { NFT_GOTO };
-            return Data::from_verdict(code, &format!("affinity-{chain}")).unwrap();
+        for (verdict, code) in [("jump ", NFT_JUMP), ("goto ", NFT_GOTO)] {
+            if let Some(chain) = data.strip_prefix(verdict) {
+                return Data::from_verdict(code, chain).unwrap();
+            }
+        }
+        if set.carries() == Carries::Number {
+            return Data::Number(number(data));
         }
         let (ip, port) = data.split_once(" . ").unwrap();
         Data::Endpoint(kplane_model::EndpointAddr {

@@ -104,7 +104,7 @@ fn long_lists_of_elements_are_cut() {
                 let data = None;
                 elements.push(Element { set, key, data });
             };
-            push(Set::Services, Key::Service(destination));
+            push(Set::FirewallServices, Key::Service(destination));
             push(
                 Set::FirewallSources,
                 Key::FirewallSource(destination, everything),

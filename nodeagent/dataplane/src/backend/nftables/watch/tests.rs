@@ -66,7 +66,7 @@ fn table(kind: u16, family: Family, name: &str) -> Vec<u8> {
 
 fn element(octet: u8) -> Element {
     Element {
-        set: Set::Services,
+        set: Set::FirewallServices,
         key: Key::Service(Destination {
             ip: [10, 96, 0, octet].into(),
             protocol: Protocol::Tcp,
@@ -122,7 +122,7 @@ fn elements_of_ours_are_told_one_by_one_the_last_word_counts() {
         end(OTHER, 12),
     ]);
     assert!(!ledger.has_drifted((Services, Family::V6)));
-    let key = |octet| (Set::Services, element(octet).key);
+    let key = |octet| (Set::FirewallServices, element(octet).key);
     let expected = BTreeMap::from([
         (key(1), None),
         (key(2), Some(element(2))),

@@ -96,6 +96,11 @@ fn packets_meet_what_was_planned() {
             "{source:?} {to:?} {port}"
         );
     }
+    let unanswered = |source| TestPacket {
+        flow: PacketFlow::Unanswered,
+        ..packet(source, [10, 96, 0, 4], 80)
+    };
+    assert_eq!(machine.fates(&unanswered(CLIENT)), [DROPPED].into());
     let places = machine.frontends(Family::V4);
     assert_eq!(places.len(), 5);
     assert_eq!(
@@ -107,6 +112,96 @@ fn packets_meet_what_was_planned() {
     let (to, masqueraded) = (EndpointAddr::new(WEB, 80), false);
     let untouched = [PacketFate::Passes { to, masqueraded }].into();
     assert_eq!(machine.fates(&packet(CLIENT, WEB, 80)), untouched);
+}
+
+/// What the first packet of a connection costs. docs/nftables.md quotes this table.
+#[test]
+fn look_ups_of_each_kind_of_new_connection() {
+    let machine = machine();
+    let some: Vec<u8> = (1..=100).collect();
+    let mut local = frontend(node_port(5), &[2]);
+    (local.inside, local.masquerade) = (Some(vec![endpoint(2), endpoint(7)]), false);
+    let mut guarded = frontend(load_balancer(4), &[1]);
+    guarded.source_ranges = vec!["192.0.2.0/24".parse().unwrap()];
+    let sticky = ServicePlan {
+        affinity_timeout_s: Some(60),
+        ..service(6, &[1, 2])
+    };
+    let plans = [
+        service(1, &[1, 2]),
+        service(2, &some),
+        plan(
+            3,
+            vec![
+                frontend(load_balancer(3), &[1, 2]),
+                frontend(node_port(3), &[1, 2]),
+            ],
+        ),
+        plan(4, vec![guarded]),
+        plan(5, vec![local]),
+        sticky,
+        service(7, &[]),
+    ];
+    apply(&mut machine.open(), &plans).unwrap();
+    let mut table = String::new();
+    for (kind, source, to, port) in [
+        ("ClusterIP, 2 endpoints", POD, [10, 96, 0, 1], 80),
+        ("ClusterIP, 100 endpoints", POD, [10, 96, 0, 2], 80),
+        (
+            "ClusterIP, session affinity, client is new",
+            POD,
+            [10, 96, 0, 6],
+            80,
+        ),
+        ("load-balancer address", CLIENT, [198, 51, 100, 3], 80),
+        (
+            "load-balancer address with source ranges",
+            CLIENT,
+            [198, 51, 100, 4],
+            80,
+        ),
+        ("node port", CLIENT, NODE, 30_003),
+        (
+            "node port, policy Local, from outside",
+            CLIENT,
+            NODE,
+            30_005,
+        ),
+        ("node port, policy Local, from a pod", POD, NODE, 30_005),
+        ("ClusterIP without endpoints", POD, [10, 96, 0, 7], 80),
+        (
+            "ClusterIP, a port that no Service has",
+            POD,
+            [10, 96, 0, 1],
+            81,
+        ),
+        ("directly to a pod", POD, [10, 0, 0, 1], 8080),
+        ("to this node", CLIENT, NODE, 22),
+        ("from this node to elsewhere", NODE, CLIENT, 443),
+    ] {
+        writeln!(
+            table,
+            "{:>2}  {kind}",
+            machine.look_ups(&packet(source, to, port))
+        )
+        .unwrap();
+    }
+    expect![[r#"
+         6  ClusterIP, 2 endpoints
+         6  ClusterIP, 100 endpoints
+        10  ClusterIP, session affinity, client is new
+         5  load-balancer address
+         6  load-balancer address with source ranges
+         6  node port
+         8  node port, policy Local, from outside
+         8  node port, policy Local, from a pod
+         3  ClusterIP without endpoints
+         5  ClusterIP, a port that no Service has
+         4  directly to a pod
+         4  to this node
+         4  from this node to elsewhere
+    "#]]
+    .assert_eq(&table);
 }
 
 #[test]
@@ -397,7 +492,7 @@ fn the_kernel_refuses_what_does_not_fit() {
         range("10.0.0.0/8"),
         range("10.0.0.0/16"),
         range("10.0.3.0/24"),
-        element(Set::Services, Key::Ip(at.ip), None),
+        element(Set::FirewallServices, Key::Ip(at.ip), None),
         element(Set::Sticky(Balancer::Service), Key::Service(at), None),
         element(Set::Sticky(Balancer::Service), Key::Service(at), missing),
     ] {
