@@ -184,6 +184,7 @@ const TESTS: &[Test] = kplane_tests::tests!(
     told::why_tells_the_fate_that_the_rules_say,
     combined::a8_a16_source_ranges_together_with_external_policy_local,
     combined::a8_a18_source_ranges_where_a_local_policy_has_no_endpoint,
+    combined::a8_source_ranges_hold_where_another_program_translates,
     combined::a15_a16_pods_are_told_by_one_interface,
     combined::b2_b3_b5_hints_together_with_draining_endpoints,
     combined::b8_only_hints_decide_about_topology,

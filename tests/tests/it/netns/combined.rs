@@ -3,6 +3,7 @@
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
+use std::slice;
 
 use anyhow::{Context as _, Result, ensure};
 use kplane_dataplane::backend::PodInterface;
@@ -10,13 +11,15 @@ use kplane_model::{Family, Protocol};
 use serde_json::{Value, json};
 
 use crate::netns::addresses::on_both_nodes;
+use kplane_rig::privilege::need_tools;
 use kplane_tests::support::cluster::{Cluster, node, node_in, zone_name};
+use kplane_tests::support::nft::nft;
 use kplane_tests::support::objects::{
     addresses, draining_in, load_balancer, ready_in, service, slices, with_endpoints, with_pods,
 };
 use kplane_tests::support::{
     ALL, ALL_MASQUERADED, At, Client, DROPPED, HERE, Net, Question, SILENCE, Scenario, Seen, Setup,
-    World, cidrs, ep, hit, pairs, refused, silent, svc,
+    World, ask, cidrs, ep, hit, pairs, refused, silent, svc,
 };
 
 /// Connections from which to learn every endpoint: one of 3 stays unseen once in 10^10 times.
@@ -110,6 +113,35 @@ pub(crate) fn a8_a18_source_ranges_where_a_local_policy_has_no_endpoint() -> Res
     .play()
 }
 
+/// Where another program translates first, our chain for the choice of an endpoint never sees the packet.
+pub(crate) fn a8_source_ranges_hold_where_another_program_translates() -> Result<()> {
+    need_tools(&["nft"])?;
+    let ranges = cidrs(&["172.30.0.3/32", "fd30::3/128"])?;
+    let service = svc(1).everywhere().ranges(ranges).endpoints([ep("a")]);
+    let world = World::serving(Setup::PodRanges, slice::from_ref(&service))?;
+    for (table, family) in [("ip", Family::V4), ("ip6", Family::V6)] {
+        let at = service.address(At::LoadBalancer, family, 1);
+        let pod = ep("a").address(family);
+        let chain = |point: &str| {
+            format!(
+                "add table {table} other\n\
+                 add chain {table} other {point} {{ type nat hook {point} priority -105; }}\n\
+                 add rule {table} other {point} {table} daddr {} meta l4proto {{ tcp, udp, sctp }} th dport {} dnat to {pod}\n",
+                at.ip(),
+                at.port(),
+            )
+        };
+        nft(world.node(1)?, &(chain("prerouting") + &chain("output")))?;
+        for protocol in Protocol::ALL {
+            let seen = ask(&world.net, Client::Outside, protocol, at)?;
+            ensure!(matches!(seen, Seen::Hit { .. }), "{protocol} {at}: {seen}");
+            silent(&world.net, Client::PodHere, protocol, at)?;
+        }
+        silent(&world.net, Client::Node, Protocol::Tcp, at)?;
+    }
+    Ok(())
+}
+
 /// Pods told by the one interface that has this name (`BridgeInterface`): others are no pods.
 pub(crate) fn a15_a16_pods_are_told_by_one_interface() -> Result<()> {
     let service = on_both_nodes().external_local();
@@ -119,7 +151,7 @@ pub(crate) fn a15_a16_pods_are_told_by_one_interface() -> Result<()> {
     let first = world.first()?;
     first.backend_settings.pod_interface = link;
     first.restart()?;
-    first.replace(std::slice::from_ref(&service))?;
+    first.replace(slice::from_ref(&service))?;
     for (at, family) in pairs([At::LoadBalancer, At::NodePort, At::ClusterIp], Family::ALL) {
         let to = service.address(at, family, 1);
         for (client, known) in [(Client::PodHere, true), (Client::Endpoint, false)] {
@@ -223,7 +255,7 @@ pub(crate) fn b2_b9_traffic_follows_the_zone_label_of_the_node() -> Result<()> {
         (node(1), &["a"]),
     ];
     for (node, pods) in steps {
-        cluster.apply(std::slice::from_ref(&node))?;
+        cluster.apply(slice::from_ref(&node))?;
         for at in [At::ClusterIp, At::LoadBalancer, At::NodePort] {
             let moved = reaches(&world.net, Client::PodHere, 1, at, pods);
             moved.with_context(|| node["metadata"]["labels"].to_string())?;

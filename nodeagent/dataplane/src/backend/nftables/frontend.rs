@@ -228,8 +228,10 @@ impl FrontendKeys {
             (entry.unserved == Some(Unserved::Drop), Word::DROP),
             (!self.by_address, Word::NODEPORT),
         ];
-        let bits = bits.into_iter().filter(|(is_set, _)| *is_set);
-        let word = bits.fold(Word(Word::OURS), |word, (_, bit)| Word(word.0 | bit));
+        let word = bits
+            .into_iter()
+            .filter(|(is_set, _)| *is_set)
+            .fold(Word(Word::OURS), |word, (_, bit)| Word(word.0 | bit));
         let inside = entry.inside.as_ref().map_or(0, Vec::len);
         (served || guarded || entry.unserved.is_some()).then_some(
             word.with(self.balancer, Class::of(entry.slots.len()))

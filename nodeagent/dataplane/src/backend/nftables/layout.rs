@@ -5,7 +5,7 @@
 //! prerouting-firewall, output-firewall   which clients may go on with what has no answer yet
 //! prerouting-nat, output-nat > services > place > special > inside   which endpoints (A16), which clients (A8)
 //!                                               > again > service-1, .. inside-nodeport-16384   DNAT
-//! prerouting-remember, output-remember > remember                 session affinity
+//! prerouting-remember, output-remember > remember, taken          session affinity; what another program translated
 //! input, forward, output > unserved, unserved-nodeports, unallocated   refuse the rest
 //! unserved-nodeports > refuse-on-loopback   refuse and count node ports on loopback addresses (K6)
 //! postrouting                            masquerade what is marked, and hairpins
@@ -86,6 +86,10 @@ pub(super) enum RuleStep {
     Lead(Set),
     /// `KEY vmap @set`, with the destination that the packet had at first
     OriginalLead(Set),
+    /// `KEY @set`, with the destination that the packet had at first
+    OriginalIn(Set),
+    /// `KEY != @set`, with the destination that the packet had at first
+    OriginalNotIn(Set),
     /// `iifname NAME`: from a pod of this node. Rules with this step are left out where pods are recognized
     /// by their addresses.
     FromPodInterface,
@@ -153,8 +157,8 @@ pub(super) enum RuleStep {
 use RuleStep::{
     Count, Dnat, Dnatted, Drop, FlipMark, FromPodInterface, FromThisNode, Goto, In, Is, Jump, Lead,
     Marked, Masquerade, NewConnection, NotDnatted, NotFromPodInterface, NotIn, NotToLoopback,
-    OfOurs, OriginalLead, Return, SetMark, TcpReset, ToLoopback, ToThisNode, Unanswered,
-    Unreachable,
+    OfOurs, OriginalIn, OriginalLead, OriginalNotIn, Return, SetMark, TcpReset, ToLoopback,
+    ToThisNode, Unanswered, Unreachable,
 };
 
 /// Takes the word away.
@@ -279,6 +283,7 @@ pub(super) fn chains() -> Vec<Chain> {
     let mut chains = base_chains().to_vec();
     chains.extend([
         firewall(),
+        taken(),
         services(),
         place(),
         special(),
@@ -323,11 +328,12 @@ fn base_chains() -> [Chain; 10] {
         ])
     };
     // These chains are in the same hook as the choice of the endpoint. So no packet is between the two when a
-    // change takes effect. A priority without our bit is another program's.
+    // change takes effect. A priority without our bit is another program's, and so was the choice.
     let remember = |name, point| {
-        let chain = Chain::base(name, "filter", (point, -99));
         let ours = equals(Word::OURS, Word::OURS);
-        chain.rule([NewConnection, Dnatted, ours, Goto("remember")])
+        Chain::base(name, "filter", (point, -99))
+            .rule([NewConnection, Dnatted, ours, Goto("remember")])
+            .rule([NewConnection, Dnatted, Jump("taken")])
     };
     // Without the test for DNAT, an endpoint would be unreachable if its address and port were also a
     // destination without endpoints.
@@ -370,6 +376,17 @@ fn firewall() -> Chain {
         .comment("loadBalancerSourceRanges")
         .rule([In(Set::FirewallSources), Return])
         .rule([Drop])
+}
+
+/// Returns the chain for connections whose endpoint another program chose, so that `special` did not see them.
+fn taken() -> Chain {
+    let guarded = OriginalIn(Set::FirewallServices);
+    let denied = OriginalNotIn(Set::FirewallSources);
+    let chain =
+        Chain::new("taken").comment("loadBalancerSourceRanges where another program translates");
+    Protocol::ALL.into_iter().fold(chain, |chain, protocol| {
+        chain.rule([Is(protocol), guarded, denied, Drop])
+    })
 }
 
 fn services() -> Chain {

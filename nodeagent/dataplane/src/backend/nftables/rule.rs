@@ -61,6 +61,14 @@ impl Expressions<'_, '_> {
                 self.load_original_key(set);
                 self.map(set.name(), FIRST, VERDICT);
             }
+            RuleStep::OriginalIn(set) => {
+                self.load_original_key(set);
+                self.member(set, 0);
+            }
+            RuleStep::OriginalNotIn(set) => {
+                self.load_original_key(set);
+                self.member(set, NFT_LOOKUP_F_INV);
+            }
             RuleStep::FromPodInterface => self.interface(NFT_CMP_EQ),
             RuleStep::NotFromPodInterface => self.interface(NFT_CMP_NEQ),
             RuleStep::NewConnection => self.conntrack(NFT_CT_STATE, CT_STATE_NEW, NFT_CMP_NEQ),

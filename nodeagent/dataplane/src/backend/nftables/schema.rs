@@ -130,9 +130,10 @@ impl Balancer {
 
     /// Returns the balancer and the class whose chain has this name.
     pub(super) fn of_chain(name: &str) -> Option<(Self, Class)> {
-        let all = Self::ALL.into_iter();
-        let mut chains = all.flat_map(|of| Class::all().map(move |class| (of, class)));
-        chains.find(|(balancer, class)| balancer.chain(*class) == name)
+        Self::ALL
+            .into_iter()
+            .flat_map(|of| Class::all().map(move |class| (of, class)))
+            .find(|(balancer, class)| balancer.chain(*class) == name)
     }
 }
 

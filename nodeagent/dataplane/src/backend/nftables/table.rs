@@ -177,13 +177,18 @@ impl Table {
     ) -> [Vec<IpAddr>; 2] {
         let is_lone = |ip: &&IpAddr| !node.service_cidrs.iter().any(|range| range.contains(**ip));
         let lone: BTreeSet<IpAddr> = if complete || node.service_cidrs != self.node.service_cidrs {
-            let kept = self.cluster_ips.0.keys().filter(|ip| cluster_ips.get(ip) != Some(&0));
-            kept.chain(added).filter(is_lone).copied().collect()
+            self.cluster_ips
+                .0
+                .keys()
+                .filter(|ip| cluster_ips.get(ip) != Some(&0))
+                .chain(added)
+                .filter(is_lone)
+                .copied()
+                .collect()
         } else {
-            let held = deleted.iter().filter(|ip| self.lone_ips.contains(ip));
             return [
                 added.iter().filter(is_lone).copied().collect(),
-                held.copied().collect(),
+                deleted.iter().filter(|ip| self.lone_ips.contains(ip)).copied().collect(),
             ];
         };
         [

@@ -273,6 +273,8 @@ impl<'a> PacketWalk<'a> {
                 let element = self.original(table, set);
                 self.lead(table, element.and_then(|element| element.data))
             }
+            RuleStep::OriginalIn(set) => matches(self.original(table, set).is_some()),
+            RuleStep::OriginalNotIn(set) => matches(self.original(table, set).is_none()),
             RuleStep::NotFromPodInterface => StepEnd::Matches,
             // Packets come from no interface, and kplane's own connections are none of theirs.
             RuleStep::FromPodInterface | RuleStep::OfOurs => StepEnd::Misses,

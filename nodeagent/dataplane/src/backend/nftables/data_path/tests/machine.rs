@@ -114,6 +114,43 @@ fn packets_meet_what_was_planned() {
     assert_eq!(machine.fates(&packet(CLIENT, WEB, 80)), untouched);
 }
 
+/// Kinds of new connections: the name, source, destination and port.
+const NEW_CONNECTIONS: [(&str, [u8; 4], [u8; 4], u16); 13] = [
+    ("ClusterIP, 2 endpoints", POD, [10, 96, 0, 1], 80),
+    ("ClusterIP, 100 endpoints", POD, [10, 96, 0, 2], 80),
+    (
+        "ClusterIP, session affinity, client is new",
+        POD,
+        [10, 96, 0, 6],
+        80,
+    ),
+    ("load-balancer address", CLIENT, [198, 51, 100, 3], 80),
+    (
+        "load-balancer address with source ranges",
+        CLIENT,
+        [198, 51, 100, 4],
+        80,
+    ),
+    ("node port", CLIENT, NODE, 30_003),
+    (
+        "node port, policy Local, from outside",
+        CLIENT,
+        NODE,
+        30_005,
+    ),
+    ("node port, policy Local, from a pod", POD, NODE, 30_005),
+    ("ClusterIP without endpoints", POD, [10, 96, 0, 7], 80),
+    (
+        "ClusterIP, a port that no Service has",
+        POD,
+        [10, 96, 0, 1],
+        81,
+    ),
+    ("directly to a pod", POD, [10, 0, 0, 1], 8080),
+    ("to this node", CLIENT, NODE, 22),
+    ("from this node to elsewhere", NODE, CLIENT, 443),
+];
+
 /// What the first packet of a connection costs. docs/nftables.md quotes this table.
 #[test]
 fn look_ups_of_each_kind_of_new_connection() {
@@ -144,41 +181,7 @@ fn look_ups_of_each_kind_of_new_connection() {
     ];
     apply(&mut machine.open(), &plans).unwrap();
     let mut table = String::new();
-    for (kind, source, to, port) in [
-        ("ClusterIP, 2 endpoints", POD, [10, 96, 0, 1], 80),
-        ("ClusterIP, 100 endpoints", POD, [10, 96, 0, 2], 80),
-        (
-            "ClusterIP, session affinity, client is new",
-            POD,
-            [10, 96, 0, 6],
-            80,
-        ),
-        ("load-balancer address", CLIENT, [198, 51, 100, 3], 80),
-        (
-            "load-balancer address with source ranges",
-            CLIENT,
-            [198, 51, 100, 4],
-            80,
-        ),
-        ("node port", CLIENT, NODE, 30_003),
-        (
-            "node port, policy Local, from outside",
-            CLIENT,
-            NODE,
-            30_005,
-        ),
-        ("node port, policy Local, from a pod", POD, NODE, 30_005),
-        ("ClusterIP without endpoints", POD, [10, 96, 0, 7], 80),
-        (
-            "ClusterIP, a port that no Service has",
-            POD,
-            [10, 96, 0, 1],
-            81,
-        ),
-        ("directly to a pod", POD, [10, 0, 0, 1], 8080),
-        ("to this node", CLIENT, NODE, 22),
-        ("from this node to elsewhere", NODE, CLIENT, 443),
-    ] {
+    for (kind, source, to, port) in NEW_CONNECTIONS {
         writeln!(
             table,
             "{:>2}  {kind}",
