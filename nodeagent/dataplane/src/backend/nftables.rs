@@ -11,6 +11,7 @@ mod access;
 mod adopt;
 mod affinity;
 mod affinity_id;
+mod chain;
 mod clients;
 mod data_path;
 mod decode;

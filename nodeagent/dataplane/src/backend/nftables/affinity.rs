@@ -24,7 +24,7 @@
 use kplane_model::{Family, Protocol};
 
 use super::affinity_id::{AffinityId, GroupPart, Scope};
-use super::layout::{Chain, RuleStep};
+use super::chain::{Chain, RuleStep};
 use super::schema::Set;
 
 /// Most clients that one group remembers, at about 100 bytes of the kernel's memory each. Connections of

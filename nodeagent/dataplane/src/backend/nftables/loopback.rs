@@ -3,7 +3,7 @@
 
 use kplane_model::{Family, Protocol};
 
-use super::layout::counter_name;
+use super::chain::counter_name;
 use super::schema::TABLE;
 use super::uapi::*;
 use crate::proxy_address::{CAPTURE_TABLE, LOCAL_PORTS};

@@ -28,7 +28,7 @@
 
 use kplane_model::{Direction, Family, Protocol, Tier};
 
-use super::layout::{Chain, HookPoint, RuleStep};
+use super::chain::{Chain, HookPoint, RuleStep};
 use super::policy_schema::{ACCEPT, DENY, PolicySet};
 use super::policy_step::{ListenerTypes, PolicyStep};
 use super::schema::{Field, Set};

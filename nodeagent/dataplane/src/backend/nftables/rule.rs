@@ -4,7 +4,7 @@ use kplane_model::Family;
 
 use super::affinity::Group;
 use super::affinity_id::{AffinityId, GroupPart};
-use super::layout::{RuleStep, counter_name};
+use super::chain::{RuleStep, counter_name};
 use super::schema::{Balancer, Class, Field, Set, TableSettings};
 use super::uapi::*;
 use super::word::{Word, WordStep, draw_mask};

@@ -4,7 +4,7 @@ use kplane_model::{Direction, Family, Protocol};
 
 use super::affinity::{Group, MAX_CLIENTS};
 use super::affinity_id::GroupPart;
-use super::layout::{self, Chain, NftRule};
+use super::chain::{Chain, NftRule, counter_name};
 use super::policy_schema::denied;
 use super::rule::Expressions;
 use super::schema::{Carries, Field, Set, TableSettings, key_len};
@@ -50,7 +50,7 @@ pub(super) fn push_structure_as(
     }
     if kind == TableKind::Services && settings.refuse_loopback {
         for protocol in Protocol::ALL {
-            table.add_counter(layout::counter_name(protocol));
+            table.add_counter(counter_name(protocol));
         }
     }
     if kind == TableKind::Policies {

@@ -2,7 +2,8 @@
 
 use kplane_model::Family;
 
-use super::layout::{self, Chain};
+use super::chain::Chain;
+use super::layout;
 use super::policy_layout;
 use super::schema::TableSettings;
 use super::table_kind::TableKind;

@@ -9,10 +9,10 @@ use kplane_model::{EndpointAddr, Family, Protocol, ip_bits};
 
 use super::super::affinity::Group;
 use super::super::affinity_id::AffinityId;
+use super::super::chain::{Chain, NftRule};
 use super::super::clients::{Client, Remembered};
 use super::super::element::{Data, Element, Key};
 use super::super::frontend::{Ops, place_of};
-use super::super::layout::{Chain, NftRule};
 use super::super::schema::Set;
 use super::super::structure::GroupOp;
 use super::super::tables::TableLayout;

@@ -7,9 +7,9 @@ use kplane_model::{EndpointAddr, Protocol, ip_bits};
 
 use super::super::affinity::Group;
 use super::super::affinity_id::{AffinityId, GroupPart};
+use super::super::chain::{Chain, HookPoint, RuleStep};
 use super::super::element::{Data, Element};
 use super::super::fields::Field;
-use super::super::layout::{Chain, HookPoint, RuleStep};
 use super::super::policy_step::PolicyStep;
 use super::super::schema::{Balancer, Set};
 use super::super::table_kind::TableKind;

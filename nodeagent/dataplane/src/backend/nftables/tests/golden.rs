@@ -8,7 +8,7 @@ use kplane_model::{Family, Protocol};
 
 use super::super::affinity::Group;
 use super::super::affinity_id::AffinityId;
-use super::super::layout::RuleStep;
+use super::super::chain::RuleStep;
 use super::super::rule::Expressions;
 use super::super::schema::{Balancer, Class, Set, TableSettings};
 use super::super::structure::{GroupOp, push_groups};
