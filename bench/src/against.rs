@@ -20,7 +20,7 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
-use crate::objects;
+use crate::objects::{self, Each};
 use anyhow::Result;
 use clap::Parser;
 use kplane_tests::cluster::{Cluster, Options};
@@ -46,6 +46,9 @@ struct Args {
     /// Numbers of Services, ascending.
     #[arg(long, value_delimiter = ',', default_value = "1000,5000,10000")]
     services: Vec<u32>,
+    /// Endpoints of each Service.
+    #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=100))]
+    endpoints: u32,
     /// Changes of one endpoint, each.
     #[arg(long, default_value_t = 50, value_parser = clap::value_parser!(u32).range(1..=60_000))]
     changes: u32,
@@ -98,9 +101,9 @@ fn run(args: &Args, cluster: &Cluster, folder: &Path) -> Result<Vec<Row>> {
     objects::prepare(api)?;
     let kubeconfig = cluster.kubeconfig();
     let kube_proxy = cluster.programs().bin().join("kube-proxy");
-    let (mut rows, mut have) = (Vec::new(), 0);
+    let (mut rows, mut have, each) = (Vec::new(), 0, Each(args.endpoints));
     for &services in &args.services {
-        objects::grow(api, have, services)?;
+        each.grow(api, have, services)?;
         have = services;
         for &contender in &args.contenders {
             let ns = NetNs::new("contender")?;
@@ -117,6 +120,7 @@ fn run(args: &Args, cluster: &Cluster, folder: &Path) -> Result<Vec<Row>> {
             let bench = Bench {
                 api,
                 services,
+                each,
                 changes: args.changes,
                 link: LINK,
                 pods: &pods,

@@ -11,7 +11,7 @@ use std::process::Command;
 use std::thread;
 use std::time::Duration;
 
-use crate::objects;
+use crate::objects::{self, PAIRS};
 use anyhow::{Context as _, Result};
 use clap::Parser;
 use kplane_tests::cluster::{Cluster, Options};
@@ -119,7 +119,7 @@ pub(crate) fn main(words: &[OsString]) -> Result<()> {
 fn cluster(services: u32) -> Result<Cluster> {
     let cluster = Cluster::start(&Options::default())?;
     objects::prepare(cluster.api())?;
-    objects::grow(cluster.api(), 0, services)?;
+    PAIRS.grow(cluster.api(), 0, services)?;
     for target in TARGETS {
         for object in manifest(target).split_terminator("---\n") {
             cluster.api().apply(&serde_saphyr::from_str(object)?)?;

@@ -15,7 +15,7 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
-use crate::objects;
+use crate::objects::{self, PAIRS};
 use anyhow::{Context as _, Result, ensure};
 use clap::{Parser, ValueEnum};
 use kplane_tests::cluster::{Cluster, Options};
@@ -92,12 +92,12 @@ pub(crate) fn main(words: &[OsString]) -> Result<()> {
     objects::prepare(cluster.api())?;
     let (mut have, mut table) = (0, String::from(HEAD));
     for &services in &args.services {
-        objects::grow(cluster.api(), have, services)?;
+        PAIRS.grow(cluster.api(), have, services)?;
         have = services;
         let [theirs, ours] = [Contender::KubeProxy, Contender::Kplane].map(|contender| {
             let row = measure(&vm, &cluster, &args, services, contender)?;
             for change in 0..args.changes {
-                objects::restore(cluster.api(), inside::service_of(change, services))?;
+                PAIRS.restore(cluster.api(), inside::service_of(change, services))?;
             }
             Ok::<_, anyhow::Error>(row)
         });

@@ -1,4 +1,4 @@
-//! What the API server holds: Services with two endpoints each, written directly.
+//! What the API server holds: Services with a number of endpoints each, written directly.
 
 use std::io::{IsTerminal as _, Write as _};
 use std::net::{Ipv4Addr, SocketAddr};
@@ -12,8 +12,6 @@ use serde_json::{Value, json};
 
 /// The namespace of everything.
 pub(crate) const NAMESPACE: &str = "bench";
-/// Endpoints of each Service.
-pub(crate) const ENDPOINTS: u32 = 2;
 /// Nodes on which the endpoints live.
 const NODES: u32 = 10;
 /// Requests under way at a time.
@@ -31,7 +29,7 @@ fn node_name(n: u32) -> String {
 }
 
 /// The endpoint with a number; those of Services come first.
-pub(crate) fn endpoint(n: u32) -> Ipv4Addr {
+fn endpoint(n: u32) -> Ipv4Addr {
     Ipv4Addr::from_bits(Ipv4Addr::new(10, 128, 0, 0).to_bits() + n)
 }
 
@@ -47,16 +45,6 @@ pub(crate) struct Programmed {
     pub(crate) endpoint: Ipv4Addr,
     /// The Service's number.
     pub(crate) service: u32,
-}
-
-/// All endpoints of so many Services.
-pub(crate) fn endpoints(services: u32) -> Vec<Programmed> {
-    (0..services * ENDPOINTS)
-        .map(|n| Programmed {
-            endpoint: endpoint(n),
-            service: n / ENDPOINTS,
-        })
-        .collect()
 }
 
 /// Where a Service is asked.
@@ -82,46 +70,88 @@ pub(crate) fn prepare(api: &Api) -> Result<()> {
     Ok(())
 }
 
-/// Writes the Services from `have` to `want`, and says how far it is.
-pub(crate) fn grow(api: &Api, have: u32, want: u32) -> Result<()> {
-    let (next, done) = (AtomicU32::new(have), AtomicU32::new(have));
-    thread::scope(|scope| {
-        let writers: Vec<_> = (0..WRITERS)
-            .map(|_| {
-                scope.spawn(|| -> Result<()> {
-                    loop {
-                        let n = next.fetch_add(1, Ordering::Relaxed);
-                        if n >= want {
-                            return Ok(());
-                        }
-                        api.create(&service(n))?;
-                        api.create(&slice(n, endpoint(n * ENDPOINTS + 1)))?;
-                        done.fetch_add(1, Ordering::Relaxed);
-                    }
-                })
+/// Services with so many endpoints each, at least one.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Each(pub(crate) u32);
+
+/// Two endpoints: what is measured unless something else is asked for.
+pub(crate) const PAIRS: Each = Each(2);
+
+impl Each {
+    /// All endpoints of so many Services.
+    pub(crate) fn endpoints(self, services: u32) -> Vec<Programmed> {
+        (0..services * self.0)
+            .map(|n| Programmed {
+                endpoint: endpoint(n),
+                service: n / self.0,
             })
+            .collect()
+    }
+
+    /// The first endpoint of a Service.
+    pub(crate) fn first(self, service: u32) -> Ipv4Addr {
+        endpoint(service * self.0)
+    }
+
+    fn last(self, service: u32) -> Ipv4Addr {
+        endpoint(service * self.0 + self.0 - 1)
+    }
+
+    /// Writes the Services from `have` to `want`, and says how far it is.
+    pub(crate) fn grow(self, api: &Api, have: u32, want: u32) -> Result<()> {
+        let (next, done) = (AtomicU32::new(have), AtomicU32::new(have));
+        thread::scope(|scope| {
+            let writers: Vec<_> = (0..WRITERS)
+                .map(|_| {
+                    scope.spawn(|| -> Result<()> {
+                        loop {
+                            let n = next.fetch_add(1, Ordering::Relaxed);
+                            if n >= want {
+                                return Ok(());
+                            }
+                            api.create(&service(n))?;
+                            api.create(&self.slice(n, self.last(n)))?;
+                            done.fetch_add(1, Ordering::Relaxed);
+                        }
+                    })
+                })
+                .collect();
+            let mut progress = Progress::new("writing Services", want);
+            while !writers.iter().all(thread::ScopedJoinHandle::is_finished) {
+                progress.show(done.load(Ordering::Relaxed));
+                thread::sleep(Duration::from_millis(20));
+            }
+            progress.end(done.load(Ordering::Relaxed));
+            for writer in writers {
+                writer.join().ok().context("a writer panicked")??;
+            }
+            Ok(())
+        })
+    }
+
+    /// Makes an address the last endpoint of a Service.
+    pub(crate) fn change(self, api: &Api, service: u32, last: Ipv4Addr) -> Result<()> {
+        api.replace(&self.slice(service, last)).map(drop)
+    }
+
+    /// Makes a Service what it was at first.
+    pub(crate) fn restore(self, api: &Api, service: u32) -> Result<()> {
+        self.change(api, service, self.last(service))
+    }
+
+    fn slice(self, n: u32, last: Ipv4Addr) -> Value {
+        let name = format!("service-{n:05}");
+        let others = (0..self.0 - 1).map(|index| endpoint(n * self.0 + index));
+        let endpoints: Vec<Value> = others
+            .chain([last])
+            .zip(n..)
+            .map(|(ip, n)| objects::endpoint(ip, &node_name(n)))
             .collect();
-        let mut progress = Progress::new("writing Services", want);
-        while !writers.iter().all(thread::ScopedJoinHandle::is_finished) {
-            progress.show(done.load(Ordering::Relaxed));
-            thread::sleep(Duration::from_millis(20));
-        }
-        progress.end(done.load(Ordering::Relaxed));
-        for writer in writers {
-            writer.join().ok().context("a writer panicked")??;
-        }
-        Ok(())
-    })
-}
-
-/// Makes an address the last endpoint of a Service.
-pub(crate) fn change(api: &Api, service: u32, last: Ipv4Addr) -> Result<()> {
-    api.replace(&slice(service, last)).map(drop)
-}
-
-/// Makes a Service what it was at first.
-pub(crate) fn restore(api: &Api, service: u32) -> Result<()> {
-    change(api, service, endpoint(service * ENDPOINTS + 1))
+        let mut slice = objects::slice(NAMESPACE, &format!("{name}-x"), &name, endpoints);
+        let labels = &mut slice["metadata"]["labels"];
+        labels["endpointslice.kubernetes.io/managed-by"] = json!("kplane-bench");
+        slice
+    }
 }
 
 fn service(n: u32) -> Value {
@@ -129,16 +159,6 @@ fn service(n: u32) -> Value {
         "clusterIP": cluster_ip(n), "ports": [{"name": "http", "port": 80, "targetPort": 8080}],
     });
     objects::service(NAMESPACE, &format!("service-{n:05}"), spec)
-}
-
-fn slice(n: u32, last: Ipv4Addr) -> Value {
-    let name = format!("service-{n:05}");
-    let endpoints = [(endpoint(n * ENDPOINTS), n), (last, n + 1)]
-        .map(|(ip, n)| objects::endpoint(ip, &node_name(n)));
-    let mut slice = objects::slice(NAMESPACE, &format!("{name}-x"), &name, endpoints);
-    let labels = &mut slice["metadata"]["labels"];
-    labels["endpointslice.kubernetes.io/managed-by"] = json!("kplane-bench");
-    slice
 }
 
 /// A line that is written again and again on a terminal, and seldom elsewhere.

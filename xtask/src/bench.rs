@@ -32,6 +32,7 @@ Options:
                             kube-proxy-rollouts: connections that fail while Pods are replaced, and while a node is cut off,
                             on real clusters; `--against kube-proxy-rollouts --help` lists its options
       --services <NUMBERS>  Numbers of Services, separated by commas [default: 1000,5000,10000]
+      --endpoints <NUMBER>  Endpoints of each Service, 1 to 100; only with kube-proxy [default: 2]
       --changes <NUMBER>    Changes of one endpoint, for each proxy and size [default: 50]
       --contenders <NAMES>  Proxies to measure, of: kube-proxy-nftables, kube-proxy-iptables,
                             kube-proxy-iptables-legacy, kplane-standalone, kplane, kplane-iptables,

@@ -14,7 +14,7 @@ use crate::against::first::FirstPacket;
 use crate::against::kernel::Kernel;
 use crate::against::packets::Packets;
 use crate::against::start;
-use crate::objects::{self, Programmed, Progress, endpoints, fresh};
+use crate::objects::{Each, Programmed, Progress, fresh};
 use kplane_tests::usage::{Memory, cpu, memory, received};
 
 /// No start and no change takes longer.
@@ -64,7 +64,7 @@ enum Judge {
 impl Judge {
     /// Waits until everything is programmed after a start. Also returns the judge of changes.
     fn started(bench: &Bench<'_>, contender: Contender, node: &NetNs) -> Result<(Instant, Self)> {
-        let wanted = endpoints(bench.services);
+        let wanted = bench.each.endpoints(bench.services);
         if contender.is_legacy() {
             let packets = Packets::from(node, bench.pods)?;
             return Ok((packets.holds(&wanted, DEADLINE)?, Self::Packets(packets)));
@@ -85,6 +85,7 @@ impl Judge {
 pub(crate) struct Bench<'a> {
     pub(crate) api: &'a Api,
     pub(crate) services: u32,
+    pub(crate) each: Each,
     pub(crate) changes: u32,
     /// The link over which the contender reaches the API server.
     pub(crate) link: &'a str,
@@ -99,7 +100,7 @@ impl Bench<'_> {
     pub(crate) fn measure(&self, contender: Contender, place: &Place<'_>) -> Result<Row> {
         let measured = self.run(contender, place).with_context(|| explain(contender, place.folder));
         for change in 0..self.changes {
-            objects::restore(self.api, self.service_of(change))?;
+            self.each.restore(self.api, self.service_of(change))?;
         }
         measured
     }
@@ -141,7 +142,7 @@ impl Bench<'_> {
             memory: memory(&pids)?,
             start_bytes,
             change_bytes: (received(place.ns, self.link)? - bytes_before) / u64::from(self.changes),
-            first_packet: FirstPacket::measure(place.ns, self.bare, self.services)?,
+            first_packet: FirstPacket::measure(place.ns, self.bare, self.services, self.each)?,
         };
         stop(processes)?;
         Ok(row)
@@ -165,7 +166,7 @@ impl Bench<'_> {
             }
             let requested = Instant::now();
             let service = self.service_of(change);
-            objects::change(self.api, service, new)?;
+            self.each.change(self.api, service, new)?;
             let answered = Instant::now();
             let wanted = Programmed {
                 endpoint: new,

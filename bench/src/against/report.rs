@@ -19,7 +19,7 @@ const HEADINGS: [&str; 12] = [
     "idle CPU",
     "memory (peak)",
     "bytes: start, per change",
-    "first packet: median, slowest",
+    "first packet: median, slowest, in turn",
 ];
 
 /// Cells of a row, as people read them.

@@ -13,7 +13,7 @@ use kplane_tests::netns::NetNs;
 use kplane_tests::process::{Process, output};
 
 use crate::ipvs::{Args, Contender, RESULT, Row};
-use crate::objects::{self, NAMESPACE, endpoints, fresh, node};
+use crate::objects::{NAMESPACE, PAIRS, fresh, node};
 use kplane_tests::usage::{cpu, memory, received};
 
 /// The machine's only way to the API server.
@@ -61,7 +61,7 @@ fn measure(args: &Args, api: &Api, contender: Contender, services: u32) -> Resul
     for change in 0..args.changes {
         let service = service_of(change, services);
         let address = address(api, service)?;
-        objects::change(api, service, fresh(change))?;
+        PAIRS.change(api, service, fresh(change))?;
         let answered = Instant::now();
         holds(&address, fresh(change), answered)?;
         changes.push(answered.elapsed().as_secs_f64());
@@ -113,7 +113,7 @@ fn start(args: &Args, contender: Contender) -> Result<Process> {
 
 /// Waits until all real servers and all entries of the set of ClusterIPs are there.
 fn all(services: u32, started: Instant) -> Result<f64> {
-    let wanted = endpoints(services).len();
+    let wanted = PAIRS.endpoints(services).len();
     loop {
         let looked = Instant::now();
         let text = fs::read_to_string("/proc/net/ip_vs").unwrap_or_default();
