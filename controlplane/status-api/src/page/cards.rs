@@ -75,7 +75,8 @@ pub(super) fn worst_first(found: &[Broken], more: u64, now_ms: u64) -> [Section;
         table.end_table();
         let more = further.len().saturating_sub(ROWS) as u64 + more;
         if more > 0 {
-            table.element("p", "faint", format_args!("{more} more"));
+            let text = format!("{more} more: kpctl get findings");
+            table.element("p", "faint", text);
         }
     }
     [
@@ -193,7 +194,7 @@ mod tests {
         for part in [
             &*link(WORST),
             &link(WORST + ROWS - 1),
-            "32 more",
+            "32 more: kpctl get findings",
             "no &lt;endpoint&gt;",
         ] {
             assert!(table.contains(part), "{part}: {table}");

@@ -158,7 +158,11 @@ pub(super) fn by_namespace(filter: &Filter, sheet: &'static str, name: &'static 
         .raw(name)
         .raw(" <input name=\"name\"")
         .attribute("value", &filter.name)
-        .raw("></label> <button>Show</button></form>");
+        .raw("></label>");
+    if filter.bad {
+        form.raw("<input type=\"hidden\" name=\"bad\" value=\"yes\">");
+    }
+    form.raw(" <button>Show</button></form>");
     Section::new("filter", "Filter", form)
 }
 

@@ -106,6 +106,7 @@ fn tampering_is_noticed() {
             ),
             (
                 "flush chain ip kplane firewall
+                 flush chain ip kplane taken
                  delete set ip kplane firewall-sources",
                 "set firewall-sources is missing",
             ),
