@@ -66,6 +66,8 @@ pub struct Config {
     pub startup_taint: bool,
     /// What is done about dead nodes.
     pub dead_node: suspects::Mode,
+    /// What happens to established connections to endpoints on dead nodes.
+    pub dead_connections: suspects::Connections,
     /// Identities of callers, and their rights.
     pub identity: identity::AuthenticatorConfig,
     /// The other replicas.
@@ -97,6 +99,7 @@ impl Config {
             events: false,
             startup_taint: false,
             dead_node: suspects::Mode::Off,
+            dead_connections: suspects::Connections::End,
             identity: identity::AuthenticatorConfig::default(),
             peers: peers::Config::default(),
             only_node: None,
@@ -297,7 +300,7 @@ async fn start_hub(
         config.cliff_guard,
         batches,
     );
-    hub.suspects().set_mode(config.dead_node);
+    hub.suspects().set_mode(config.dead_node, config.dead_connections);
     hub.streams().snapshots.limit(config.agent_limits.snapshots_per_second);
     if let Some(node) = config.own_node.clone() {
         // Nobody else sets it.

@@ -201,6 +201,11 @@ pub struct Args {
     #[arg(long, value_enum, default_value = "observe", value_name = "MODE", help_heading = DEAD_NODES)]
     dead_node: suspects::Mode,
 
+    /// What to do about established connections to endpoints on a Node that has been suspected for 10 s, with --dead-node
+    /// act: end lets clients know with their next packet, keep leaves them to their own timeouts.
+    #[arg(long, value_enum, default_value = "end", value_name = "WHAT", help_heading = DEAD_NODES)]
+    dead_connections: suspects::Connections,
+
     #[command(flatten)]
     state: StateFlags,
 
@@ -245,6 +250,7 @@ impl Args {
             events: self.events,
             startup_taint: self.startup_taint,
             dead_node: self.dead_node,
+            dead_connections: self.dead_connections,
             peers: self.peers.clone().config(self.own_mark),
             own_node: self.on_node.as_deref().map(Into::into),
             cluster_name: self.cluster_name.clone(),

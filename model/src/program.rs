@@ -68,6 +68,8 @@ pub struct ServiceProgram {
     /// Endpoints that serve but are not in `endpoints`: established UDP flows to them continue
     /// (F2). Sorted and unique; empty unless the protocol is UDP.
     pub serving_others: Vec<EndpointAddr>,
+    /// Endpoints on dead nodes that are not in `endpoints`: connections to them end. Sorted and unique; empty for UDP.
+    pub dead: Vec<EndpointAddr>,
 }
 
 /// An endpoint on the node that the overlay is for.

@@ -78,6 +78,7 @@ impl ServiceProgram {
             has_any: !endpoints.is_empty(),
             endpoints,
             serving_others: Vec::new(),
+            dead: Vec::new(),
         }
     }
 }

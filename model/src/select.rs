@@ -58,11 +58,11 @@ pub struct Variants {
     pub serving: Vec<EndpointAddr>,
 }
 
-/// Maximum number of endpoints in the lists of [`Variants::serving_others`], summed over all
+/// Maximum number of endpoints in the lists that [`others`] returns, summed over all
 /// variants of one kind of one ServicePort: 250 nodes with one endpoint each, or 400 kB of packed
 /// IPv4 addresses. Above it, a change of one endpoint would cost more than the protected flows are
 /// worth.
-const MAX_SERVING_OTHERS: usize = 1 << 16;
+const MAX_OTHERS: usize = 1 << 16;
 
 impl Variants {
     /// Cuts each list to a [sample](sample_local) of `most` endpoints.
@@ -84,19 +84,25 @@ impl Variants {
             .unwrap_or(&self.default)
     }
 
-    /// Returns the endpoints that serve but are not in `variant` (F2); `siblings` is the number of
-    /// variants of the same kind. Empty when the lists of all siblings would have more than 65,536
-    /// entries together, as with same-node hints and endpoints on hundreds of nodes.
+    /// Returns the endpoints that serve but are not in `variant` (F2); see [`others`].
     pub fn serving_others(&self, variant: &[EndpointAddr], siblings: usize) -> Vec<EndpointAddr> {
-        if self.serving.len().saturating_mul(siblings) > MAX_SERVING_OTHERS {
-            return Vec::new();
-        }
-        self.serving
-            .iter()
-            .copied()
-            .filter(|addr| variant.binary_search(addr).is_err())
-            .collect()
+        others(&self.serving, variant, siblings)
     }
+}
+
+/// Returns the endpoints of a list that are not in `variant`; `siblings` is the number of variants of the same kind. Empty
+/// when the lists of all siblings would have more than 65,536 entries together, as with same-node hints and endpoints on
+/// hundreds of nodes.
+pub fn others(
+    list: &[EndpointAddr],
+    variant: &[EndpointAddr],
+    siblings: usize,
+) -> Vec<EndpointAddr> {
+    if list.len().saturating_mul(siblings) > MAX_OTHERS {
+        return Vec::new();
+    }
+    let is_other = |addr: &EndpointAddr| variant.binary_search(addr).is_err();
+    list.iter().copied().filter(is_other).collect()
 }
 
 /// Selects cluster endpoints for all nodes at once (B2, B3, B4). `endpoints` come from [`merge`].

@@ -40,7 +40,7 @@ const OTHERS: [&[&str]; 15] = [
     &["startupTaint.enabled=true"],
     &["preStop.enabled=true", "preStop.port=17447"],
     &["preStop.enabled=true", "preStop.policy=false"],
-    &["deadNode.mode=act"],
+    &["deadNode.mode=act", "deadNode.connections=keep"],
     &["agent.kubeProxyConfig.existingConfigMap=own"],
     &[
         "agent.clusterCIDR=10.244.0.0/16\\,fd44::/48",

@@ -2,6 +2,7 @@
 //! all streams are alive.
 
 mod choose;
+mod dead;
 mod judge;
 mod messages;
 mod watch;

@@ -42,10 +42,20 @@ pub enum Mode {
     Act,
 }
 
+/// What happens to established connections to endpoints on dead nodes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum Connections {
+    /// They end: agents have the kernel forget them, and another endpoint resets them.
+    #[default]
+    End,
+    /// They stay, and the clients' own timeouts decide.
+    Keep,
+}
+
 /// The suspected nodes, for all who need them.
 #[derive(Debug, Default)]
 pub struct Suspects {
-    mode: OnceLock<Mode>,
+    mode: OnceLock<(Mode, Connections)>,
     pub(crate) now: channel::Sender<Arc<Suspicions>>,
     /// The reason why nobody is suspected, if some nodes would be.
     holds: Mutex<Option<&'static str>>,
@@ -56,14 +66,19 @@ pub struct Suspects {
 
 impl Suspects {
     /// Sets the mode, before the first agent is served.
-    pub fn set_mode(&self, mode: Mode) {
+    pub fn set_mode(&self, mode: Mode, connections: Connections) {
         // Nobody else sets it.
-        let _ = self.mode.set(mode);
+        let _ = self.mode.set((mode, connections));
     }
 
     /// Returns the mode.
     pub fn mode(&self) -> Mode {
-        self.mode.get().copied().unwrap_or_default()
+        self.mode.get().map(|(mode, _)| *mode).unwrap_or_default()
+    }
+
+    /// Returns whether connections to endpoints on dead nodes end.
+    pub(crate) fn ends_connections(&self) -> bool {
+        self.mode.get() == Some(&(Mode::Act, Connections::End))
     }
 
     /// Returns the suspected nodes.

@@ -43,8 +43,8 @@ use std::time::SystemTime;
 
 use kplane_model::select::{Variants, local_by_node, sample_local, variants};
 use kplane_model::{
-    Cidr, Endpoint, Family, LocalEndpoint, NodeFacts, NodeName, ServiceKey, ServiceName,
-    ServicePort,
+    Cidr, Endpoint, EndpointAddr, Family, LocalEndpoint, NodeFacts, NodeName, ServiceKey,
+    ServiceName, ServicePort,
 };
 use kplane_policy::PolicyChanges;
 
@@ -57,6 +57,8 @@ pub struct Published {
     pub variants: Variants,
     /// Endpoints by the node on which they run.
     pub local: BTreeMap<NodeName, Vec<LocalEndpoint>>,
+    /// Endpoints on dead nodes, sorted and unique; empty for UDP.
+    pub dead: Vec<EndpointAddr>,
 }
 
 impl Published {
@@ -65,6 +67,7 @@ impl Published {
         Self {
             variants: variants(&port, endpoints),
             local: local_by_node(endpoints),
+            dead: Vec::new(),
             port,
         }
     }
@@ -72,6 +75,7 @@ impl Published {
     /// Cuts each list of endpoints that a node may get to `most`. A node's own endpoints have a list of their own.
     pub(crate) fn limit(&mut self, most: usize) {
         self.variants.limit(most);
+        self.dead.truncate(most);
         self.local.values_mut().for_each(|local| sample_local(local, most));
     }
 

@@ -15,13 +15,16 @@
 //!   of service before it answered: the client sends again, and is led to another endpoint. They are deleted at the second
 //!   scan only, when an answer that was on its way has arrived; at once if the address is in service again, as another
 //!   Pod's.
+//! * **Connections to dead nodes**. When the control plane finds a node dead, entries of TCP and SCTP to its endpoints go, with
+//!   a reply or without. The client's next packet is led to another endpoint, which resets the connection. They are deleted at
+//!   the first scan only, and only while the endpoint is marked.
 //! * **Connections that policies deny** (NP13). Only the engine knows what policies say, so it judges the flows of
 //!   addresses that lost something. A flow of TCP is deleted: the table refuses segments from the midst of a connection.
 //!   All others are marked ([`CUT`](crate::backend::nftables::CUT)), since each datagram of the other side would begin the
 //!   flow anew, the other way round. A mark lasts as long as its flow, and costs no memory; the table takes it back when
 //!   it allows a packet of the side that began.
 //!
-//! **Invariants.** An entry of TCP or SCTP with a reply is never deleted because of a Service. Nothing here runs before
+//! **Invariants.** An entry of TCP or SCTP with a reply is never deleted because of a Service, unless its endpoint is dead. Nothing here runs before
 //! the commit, delays it or its report, or makes it fail. A commit that takes nothing from a Service or an address costs no
 //! system call. Every change is scanned for twice: a packet that
 //! was in transit during the commit may have created its entry by the old rules just after the first scan. What fails is
@@ -194,7 +197,7 @@ impl SweeperThread {
             let error = result.as_ref().err().map(|error| chain(error));
             self.counts.count(family, swept.deleted, error, took);
         }
-        self.counts.ended(family, swept.half_open, swept.cut);
+        self.counts.ended(family, swept.half_open, swept.dead, swept.cut);
         let spent = processor_time()
             .zip(processor)
             .map_or(took, |(now, then)| now.saturating_sub(then));
@@ -202,9 +205,9 @@ impl SweeperThread {
         self.budget.spend(now, spent);
         if swept != Swept::default() {
             tracing::info!(
-                %family, deleted = swept.deleted, half_open = swept.half_open, cut = swept.cut, ?took,
-                "deleted stale UDP flows, deleted connections that wait for endpoints out of service, and cut denied \
-                 connections"
+                %family, deleted = swept.deleted, half_open = swept.half_open, dead = swept.dead, cut = swept.cut, ?took,
+                "deleted stale UDP flows, deleted connections that wait for endpoints out of service or lead to dead \
+                 nodes, and cut denied connections"
             );
         }
         state.lock().finish(family, job, result, now);

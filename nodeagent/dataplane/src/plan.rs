@@ -86,4 +86,6 @@ pub struct ServicePlan {
     /// endpoints elsewhere, and endpoints that shut down and still serve. Sorted, unique; empty unless the
     /// protocol is UDP.
     pub serving: Vec<EndpointAddr>,
+    /// Endpoints on dead nodes, to which connections end. Sorted, unique; none of this node.
+    pub dead: Vec<EndpointAddr>,
 }

@@ -195,6 +195,7 @@ impl Ledger {
                 };
                 DesiredObject::Service(ServiceProgram {
                     port,
+                    dead: Vec::new(),
                     ..old.clone()
                 })
             }

@@ -295,11 +295,15 @@ impl Agent {
             .gauge(to, revisions)?;
         let totals = self.0.conntrack.totals().into_iter().zip(FAMILIES);
         let ended = totals.flat_map(|(of, [family])| {
-            let reasons = [("half_open", of.half_open), ("denied", of.denied)];
+            let reasons = [
+                ("half_open", of.half_open),
+                ("dead_node", of.dead),
+                ("denied", of.denied),
+            ];
             reasons.map(|(reason, count)| ([family, ("reason", reason)], float(count)))
         });
         Metric::new("kplane_agent_ended_connections")
-            .help("Connections that the agent ended in the kernel: half_open = without an answer from an endpoint that was taken out of service; denied = no longer allowed by NetworkPolicies")
+            .help("Connections that the agent ended in the kernel: half_open = without an answer from an endpoint that was taken out of service; dead_node = to an endpoint on a dead node; denied = no longer allowed by NetworkPolicies")
             .counter(to, ended)?;
         let families = |values: [bool; 2]| FAMILIES.into_iter().zip(values.map(f64::from));
         Metric::new("kplane_agent_family_programmed")

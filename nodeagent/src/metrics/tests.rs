@@ -290,7 +290,7 @@ async fn numbers_come_from_report_and_counters() {
         endpoints: 3,
     };
     rig.conntrack.count(Family::V6, 6, None, Duration::ZERO);
-    rig.conntrack.ended(Family::V6, 2, 3);
+    rig.conntrack.ended(Family::V6, 2, 4, 3);
     let v6 = rig.counters.family(Family::V6);
     v6.queued(changes, 1_700_000_000_500);
     v6.set_no_local([4, 5]);
@@ -320,6 +320,10 @@ async fn numbers_come_from_report_and_counters() {
         (
             "kplane_agent_ended_connections_total{ip_family=\"IPv6\",reason=\"half_open\"}",
             "2",
+        ),
+        (
+            "kplane_agent_ended_connections_total{ip_family=\"IPv6\",reason=\"dead_node\"}",
+            "4",
         ),
         (
             "kplane_agent_ended_connections_total{ip_family=\"IPv6\",reason=\"denied\"}",

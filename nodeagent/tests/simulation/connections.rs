@@ -49,12 +49,19 @@ impl Sweeps {
             flow(way, status)
                 .is_some_and(|flow| self.tracker.verdict(&flow, &both) != Verdict::Keep)
         };
-        for way in &connections.answered {
-            if deletes(way, IPS_SEEN_REPLY) {
-                return Some(format!("an answered connection by {way:?} is deleted"));
-            }
-        }
         let mut wrong = None;
+        connections.answered.retain(|way| {
+            let is_deleted = deletes(way, IPS_SEEN_REPLY);
+            let (was_dead, is_dead) = (is_dead(before, way), is_dead(after, way));
+            if is_deleted && !is_dead {
+                wrong = Some(format!("{way:?} is answered and deleted, and is not dead"));
+            }
+            let is_known = !change.complete && owners(before, way.0).next().is_some();
+            if is_known && is_dead && !was_dead && !is_deleted {
+                wrong = Some(format!("{way:?} stays, and is dead"));
+            }
+            !is_deleted
+        });
         connections.waiting.retain(|way| {
             let is_deleted = deletes(way, 0);
             if is_deleted && leads(after, way) {
@@ -93,6 +100,11 @@ fn owners(side: &Side, at: FrontendAddr) -> impl Iterator<Item = &Entry> {
 fn leads(side: &Side, (at, endpoint): &Way) -> bool {
     let mut owners = owners(side, *at);
     owners.any(|entry| entry.places.iter().any(|(_, place)| place.leads_to(endpoint)))
+}
+
+/// Returns whether a ServicePort at the place has the endpoint as a dead one.
+fn is_dead(side: &Side, (at, endpoint): &Way) -> bool {
+    owners(side, *at).any(|entry| entry.dead.contains(endpoint))
 }
 
 /// Returns a client's entry; `None` for a node port.

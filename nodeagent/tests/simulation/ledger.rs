@@ -15,7 +15,7 @@ use tokio::time::Instant;
 
 pub(crate) use self::verdicts::Claim;
 use self::verdicts::{States, Verdicts};
-use crate::oracle::{Entry, Key, Side, expected, hash};
+use crate::oracle::{Entry, Key, Marks, Side, expected, hash};
 use crate::reference::{Answers, Packet};
 use crate::source::{Trust, View};
 use crate::truth::Truth;
@@ -39,8 +39,7 @@ pub(crate) const I4: &str =
     "I4: a Service that has endpoints before and after is never unprogrammed";
 pub(crate) const I5: &str = "I5: an agent reports no more than its kernel holds";
 
-pub(crate) const C1: &str =
-    "C1: connections end only if they wait for an endpoint out of service, and these all do";
+pub(crate) const C1: &str = "C1: connections end only if they wait for an endpoint out of service or lead to a dead one, and these all do";
 
 pub(crate) const N1: &str = "N1: a kernel passes no packet that all states deny in which it may be";
 pub(crate) const N2: &str = "N2: a kernel drops no packet that all states allow in which it may be";
@@ -202,7 +201,7 @@ impl Ledger {
         }
         let (verdicts, unread) = (self.verdicts(at.0, view), self.unread(view));
         let nodes = u8::try_from(self.agents.len()).unwrap_or(0);
-        let side = |node, family| Arc::new(expected(&view.objects, node, family));
+        let side = |node, family| Arc::new(expected(&view.objects, &view.marks, node, family));
         let states: Vec<_> =
             (0..nodes).map(|node| Family::ALL.map(|family| side(node, family))).collect();
         let hashes: Vec<_> =
@@ -319,7 +318,7 @@ fn missing(view: &View, truth: &Truth) -> BTreeSet<u8> {
     let versions = view.versions.values().map(|versions| versions.seen);
     let there = truth.at(versions.min().unwrap_or_default());
     let serving = |objects| {
-        let side: Side = expected(objects, u8::MAX, Family::V4);
+        let side: Side = expected(objects, &Marks::default(), u8::MAX, Family::V4);
         side.iter()
             .filter(|(_, entry)| entry.serves())
             .map(|((service, _), _)| *service)

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 
 use kplane_dataplane::plan::{FrontendAddr, ServicePlan, Unserved};
 use kplane_model::{EndpointAddr, Family, Protocol, ServiceKey};
@@ -25,6 +25,54 @@ pub(crate) struct Entry {
     pub(crate) places: Vec<(FrontendAddr, Place)>,
     /// The endpoints on the node, sorted.
     pub(crate) here: Vec<SocketAddr>,
+    /// Endpoints on dead nodes to which no place leads, sorted.
+    pub(crate) dead: Vec<SocketAddr>,
+}
+
+/// The nodes that a replica finds out of reach, by their bits.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Marks {
+    suspected: u8,
+    dead: u8,
+    /// Addresses that only pods on dead nodes have had since these are dead.
+    addresses: BTreeSet<IpAddr>,
+}
+
+impl Marks {
+    pub(crate) fn change(&mut self, objects: &Objects, suspected: u8, dead: u8) {
+        self.suspected = suspected;
+        if self.dead == suspected & dead {
+            return;
+        }
+        self.dead = suspected & dead;
+        self.addresses.clear();
+        let on_dead = |pod: &Pod| self.dead >> pod.node & 1 == 1;
+        for (id, (_, object)) in objects {
+            if let (Id::Slice(service, number), Object::Slice(pods)) = (id, &**object) {
+                let family = slice_family(*number);
+                let dead = pods.iter().filter(|pod| on_dead(pod));
+                self.addresses.extend(dead.map(|pod| pod_ip(*service, pod.number, family)));
+            }
+        }
+    }
+
+    /// A slice is written: what is elsewhere now does not come back as dead.
+    pub(crate) fn note(&mut self, id: Id, object: &Object) {
+        if let (Id::Slice(service, number), Object::Slice(pods)) = (id, object) {
+            for pod in pods.iter().filter(|pod| self.dead >> pod.node & 1 == 0) {
+                self.addresses.remove(&pod_ip(service, pod.number, slice_family(number)));
+            }
+        }
+    }
+
+    /// Returns a pod as the replica takes it.
+    fn seen(&self, pod: &Pod) -> Pod {
+        let is_lost = self.suspected >> pod.node & 1 == 1 && pod.condition == Condition::Ready;
+        Pod {
+            condition: if is_lost { Condition::Draining } else { pod.condition },
+            ..*pod
+        }
+    }
 }
 
 /// What happens to packets that arrive at a place.
@@ -107,13 +155,20 @@ pub(crate) fn planned(plan: &ServicePlan) -> Entry {
         .collect();
     places.sort_unstable_by_key(|(at, _)| *at);
     Entry {
-        places,
         here: all(&plan.local),
+        dead: unled(all(&plan.dead), &places),
+        places,
     }
 }
 
-/// Returns what a node must have in a family, if these are all objects.
-pub(crate) fn expected(objects: &Objects, node: u8, family: Family) -> Side {
+/// Returns the endpoints to which no place leads.
+fn unled(mut endpoints: Vec<SocketAddr>, places: &[(FrontendAddr, Place)]) -> Vec<SocketAddr> {
+    endpoints.retain(|endpoint| !places.iter().any(|(_, place)| place.leads_to(endpoint)));
+    endpoints
+}
+
+/// Returns what a node must have in a family, if these are all objects, and some nodes are out of reach.
+pub(crate) fn expected(objects: &Objects, marks: &Marks, node: u8, family: Family) -> Side {
     let zone = match objects.get(&Id::Node(node)).map(|(_, object)| &**object) {
         Some(Object::Node { zone, .. }) => Some(*zone),
         _ => None,
@@ -127,6 +182,7 @@ pub(crate) fn expected(objects: &Objects, node: u8, family: Family) -> Side {
             continue;
         }
         let pods = pods_of(objects, *number, family);
+        let pods: Vec<Pod> = pods.iter().map(|pod| marks.seen(pod)).collect();
         for index in 0..service.ports().len() {
             let port = Port {
                 number: *number,
@@ -134,7 +190,7 @@ pub(crate) fn expected(objects: &Objects, node: u8, family: Family) -> Side {
                 service: *service,
                 family,
             };
-            let entry = port.entry(&pods, node, zone);
+            let entry = port.entry(&pods, marks, node, zone);
             side.insert((*number, u8::from(index > 0)), entry);
         }
     }
@@ -161,7 +217,7 @@ struct Port {
 }
 
 impl Port {
-    fn entry(&self, pods: &[Pod], node: u8, zone: Option<u8>) -> Entry {
+    fn entry(&self, pods: &[Pod], marks: &Marks, node: u8, zone: Option<u8>) -> Entry {
         let usable = |pod: &&Pod| pod.condition != Condition::Starting;
         let here: Vec<Pod> =
             pods.iter().filter(usable).filter(|pod| pod.node == node).copied().collect();
@@ -195,9 +251,15 @@ impl Port {
             };
             places.push((at, place(self.service.local[1], true)));
         }
+        let is_dead = |pod: &&Pod| {
+            let ip = pod_ip(self.number, pod.number, self.family);
+            marks.dead >> pod.node & 1 == 1 && marks.addresses.contains(&ip) && !here.contains(pod)
+        };
+        let dead: Vec<Pod> = pods.iter().filter(is_dead).copied().collect();
         Entry {
-            places,
+            dead: unled(self.addresses(&dead), &places),
             here: self.addresses(&here),
+            places,
         }
     }
 

@@ -63,6 +63,8 @@ pub(crate) enum Step {
     Start(usize, u64, Lacking, bool),
     Drain(usize),
     Approve(usize),
+    /// A replica finds some nodes out of reach, by their bits, and some of them dead.
+    Mark(usize, u8, u8),
     /// A replica has other flags from its next start on.
     Flags(usize, Flags),
     /// An operator freezes a node or all, or thaws them.
@@ -124,7 +126,7 @@ impl Step {
             Self::Delay(..) | Self::Stall(..) => 4,
             Self::Freeze(..) => 5,
             Self::Restart(_) | Self::Crash(..) => 6,
-            Self::Dark(..) | Self::Apart(..) | Self::Split(..) => 7,
+            Self::Dark(..) | Self::Apart(..) | Self::Split(..) | Self::Mark(..) => 7,
             Self::Kernel(..) | Self::Drift(..) => 8,
             Self::Tables(..) => 9,
             Self::Disturb(..) => 10,
@@ -231,6 +233,8 @@ pub(crate) enum Damage {
 const LINKS: u64 = 0x11_4b5;
 /// The same of NetworkPolicies.
 const POLICIES: u64 = 0x9011_c1e5;
+/// The same of nodes that are out of reach, where links do not break.
+const MARKS: u64 = 0xdead;
 /// The same of what seeds have besides, and of the groups of steps that they leave out.
 const SWARM: u64 = 0x5_3a63;
 
@@ -300,6 +304,7 @@ impl Plan {
         }
         let longest = if groups & MORE != 0 && swarm.one_in(2) { 60_000 } else { SHORT };
         plan.break_links(&mut links, last + 1, longest);
+        plan.mark_nodes(&mut Dice::new(seed ^ MARKS), last + 1);
         plan.change_policies(&mut policies, last + 1);
         plan.give_orders(&mut swarm, last + 1);
         plan.change_flags(&mut swarm, last + 1, other_flags);
@@ -413,6 +418,20 @@ impl Plan {
             let most = if dice.one_in(2) { 1_000 + longest } else { 100 };
             let wait = dice.time(most);
             self.steps.insert(at, (step, wait));
+        }
+    }
+
+    /// Adds changes of what replicas find out of reach to the steps after the start.
+    fn mark_nodes(&mut self, dice: &mut Dice, after: usize) {
+        let is_marked = !self.dark && dice.one_in(2);
+        for _ in 0..if is_marked { 2 + dice.below(8) } else { 0 } {
+            let replica = usize::try_from(dice.below(self.replicas as u64)).unwrap_or(0);
+            let [suspected, dead] = [(); 2].map(|()| dice.small(1 << self.nodes));
+            let dead = if dice.one_in(2) { suspected } else { dead };
+            let suspected = if dice.one_in(4) { 0 } else { suspected };
+            let at = self.place(dice, after);
+            let most = if dice.one_in(4) { 3_000 } else { 100 };
+            self.steps.insert(at, (Step::Mark(replica, suspected, dead), dice.time(most)));
         }
     }
 

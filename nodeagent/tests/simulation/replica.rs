@@ -9,7 +9,7 @@ use kplane_agents::overrides::{Backend, Overrides};
 use kplane_agents::streams::AgentServer;
 use kplane_agents::{failure_detector, suspects};
 use kplane_desired_state::admission::{Admission, Enforce};
-use kplane_desired_state::index::{CliffGuard, Guarded, Index};
+use kplane_desired_state::index::{CliffGuard, Guarded, Index, Suspicion, Suspicions};
 use kplane_desired_state::k8s::Kind;
 use kplane_desired_state::source::{Batch, kubernetes};
 use kplane_policy::End;
@@ -21,7 +21,7 @@ use crate::links::{self, SharedLinks};
 use crate::plan::Flags;
 use crate::reference::{Cluster, Packet};
 use crate::source::{Lacking, Said, Source, View};
-use crate::truth::{KINDS, Truth};
+use crate::truth::{KINDS, Truth, node_name};
 use crate::wire::Listener;
 
 /// Packets about which the control plane is asked after a change.
@@ -81,7 +81,7 @@ impl Replica {
         hub.upstream().set_cluster_id("simulated".to_owned());
         kinds(policies).iter().for_each(|kind| hub.upstream().begin(*kind));
         if let Some((links, nodes)) = watched {
-            hub.suspects().set_mode(suspects::Mode::Observe);
+            hub.suspects().set_mode(suspects::Mode::Observe, suspects::Connections::End);
             let (watched, stop) = (Arc::clone(&hub), hub.shutdown().clone());
             tokio::spawn(async move {
                 tokio::select! {
@@ -192,6 +192,24 @@ impl Replica {
             "an approval"
         );
         self.view.approve();
+        self.published(truth);
+    }
+
+    /// Finds some nodes out of reach, by their bits, and some of them dead.
+    pub(crate) async fn mark(&mut self, truth: &Truth, suspected: u8, dead: u8) {
+        let named = |mask: u8| (0..8).filter(move |node| mask >> node & 1 == 1).map(node_name);
+        let suspicion = Suspicion {
+            since: SystemTime::UNIX_EPOCH,
+            missed: 5,
+            asked: 5,
+        };
+        let suspicions = Suspicions {
+            nodes: named(suspected).map(|node| (node, suspicion.clone())).collect(),
+            act: true,
+            dead: named(suspected & dead).collect(),
+        };
+        self.hub.index().suspect(suspicions).await.unwrap();
+        self.view.mark(suspected, dead);
         self.published(truth);
     }
 

@@ -10,6 +10,7 @@ use kplane_desired_state::freshness::Versions;
 use kplane_desired_state::k8s::Kind;
 use kplane_desired_state::source::{Event, Located};
 
+use crate::oracle::Marks;
 use crate::plan::Flags;
 use crate::truth::{Id, KINDS, OF_SERVICES, Object, Objects, SLICE_V6, SLICES, Truth};
 
@@ -249,6 +250,8 @@ pub(crate) struct View {
     enforces: Option<Enforce>,
     cliff: (usize, usize),
     pub(crate) objects: Objects,
+    /// The nodes that the replica finds out of reach.
+    pub(crate) marks: Marks,
     /// Objects that are kept although the source does not name them.
     held: BTreeSet<Id>,
     pub(crate) versions: BTreeMap<Kind, Versions>,
@@ -332,6 +335,12 @@ impl View {
         }
     }
 
+    /// The replica finds some nodes out of reach, by their bits, and some of them dead.
+    pub(crate) fn mark(&mut self, suspected: u8, dead: u8) {
+        self.changes(true);
+        self.marks.change(&self.objects, suspected, dead);
+    }
+
     /// An operator approves the state.
     pub(crate) fn approve(&mut self) {
         self.answered = self.doubt;
@@ -354,6 +363,7 @@ impl View {
         self.changes(!id.is_for_policies());
         self.held.remove(&id);
         self.objects.insert(id, (at, Arc::clone(object)));
+        self.marks.note(id, object);
         if let Id::Slice(service, _) = id
             && has_pods(object)
         {

@@ -12,7 +12,7 @@ use crate::agent::Agent;
 use crate::kernel::Kernel;
 use crate::ledger::{Claim, I2, Ledger, Shared, lock, names};
 use crate::links::{Links, SharedLinks};
-use crate::oracle::{Side, expected};
+use crate::oracle::{Marks, Side, expected};
 use crate::plan::{Crash, Fault, Flags, Plan, Step, TableFault};
 use crate::reference::{Cluster, Packet};
 use crate::replica::Replica;
@@ -114,7 +114,10 @@ impl World {
     async fn settle(&mut self) -> Duration {
         let nodes = 0..self.nodes;
         let wanted: Vec<_> = nodes
-            .map(|node| Family::ALL.map(|family| expected(self.truth.now(), node, family)))
+            .map(|node| {
+                let side = |family| expected(self.truth.now(), &Marks::default(), node, family);
+                Family::ALL.map(side)
+            })
             .collect();
         let policies = self.policies.then(|| Cluster::of(self.truth.now()));
         let began = Instant::now();
@@ -225,6 +228,7 @@ impl World {
             | Step::List(..)
             | Step::Kill(_)
             | Step::Drain(_)
+            | Step::Mark(..)
             | Step::Approve(_) => {
                 self.replica_step(step).await;
             }
@@ -328,6 +332,7 @@ impl World {
             | Step::List(n, _)
             | Step::Kill(n)
             | Step::Drain(n)
+            | Step::Mark(n, ..)
             | Step::Approve(n) => *n,
             _ => return,
         };
@@ -342,6 +347,7 @@ impl World {
             }
             Step::List(_, lacking) => replica.list(truth, *lacking).await,
             Step::Approve(_) => replica.approve(truth).await,
+            Step::Mark(_, suspected, dead) => replica.mark(truth, *suspected, *dead).await,
             Step::Drain(_) if !replica.is_draining() => {
                 let hub = Arc::clone(&replica.hub);
                 tokio::spawn(async move {
@@ -424,6 +430,9 @@ impl World {
         }
         for replica in self.replicas.iter_mut().flatten() {
             (replica.lags, replica.cut_off) = (false, false);
+            if !self.dark {
+                replica.mark(&self.truth, 0, 0).await;
+            }
             replica.believe(&self.truth).await;
             replica.catch_up(&self.truth, &self.orders).await;
             // The second list confirms what the first one lacks.

@@ -160,6 +160,7 @@ impl From<&ServiceProgram> for pb::ServiceProgram {
             endpoints: pack_endpoints(program.endpoints.iter().copied()),
             has_any: program.has_any,
             serving_others: pack_endpoints(program.serving_others.iter().copied()),
+            dead: pack_endpoints(program.dead.iter().copied()),
             ipvs_scheduler: port
                 .ipvs_scheduler
                 .map(|scheduler| scheduler.as_str().to_owned())
@@ -216,6 +217,7 @@ impl TryFrom<pb::ServiceProgram> for ServiceProgram {
             endpoints: unpack_endpoints("endpoints", family, &wire.endpoints)?,
             has_any: wire.has_any,
             serving_others: unpack_endpoints("serving_others", family, &wire.serving_others)?,
+            dead: unpack_endpoints("dead", family, &wire.dead)?,
         })
     }
 }

@@ -75,6 +75,7 @@ fn any_service(family: Family) -> impl Strategy<Value = DesiredObject> {
         prop::option::of(prop::sample::select(vec!["rr", "mh"]))
             .prop_map(|name| name.and_then(IpvsScheduler::parse)),
         prop::option::of(any::<bool>()),
+        prop::collection::vec(any_endpoint(family), 0..3),
     );
     (any_key(family), addresses, ports, rest).prop_map(|(key, addresses, ports, rest)| {
         DesiredObject::Service(ServiceProgram {
@@ -96,6 +97,7 @@ fn any_service(family: Family) -> impl Strategy<Value = DesiredObject> {
             endpoints: rest.3,
             has_any: rest.4,
             serving_others: rest.5,
+            dead: rest.8,
         })
     })
 }

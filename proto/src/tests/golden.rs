@@ -81,6 +81,7 @@ fn objects() -> Vec<(&'static str, Object)> {
         serving_others: Bytes::from_static(&[10, 0, 0, 3, 0x1f, 0x90]),
         ipvs_scheduler: "lc".into(),
         proxied: None,
+        dead: Bytes::new(),
     };
     let local = LocalEndpoints {
         key: Some(key("web")),

@@ -235,6 +235,7 @@ impl Svc {
                 endpoints: endpoints.to_vec(),
                 has_any: variants.has_any,
                 serving_others: variants.serving_others(endpoints, 1),
+                dead: Vec::new(),
                 port,
             };
             (key, Some(plan_service(&program, local.as_ref(), node)))

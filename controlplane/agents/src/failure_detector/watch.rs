@@ -17,6 +17,7 @@ use tokio::time::{Instant, MissedTickBehavior, interval, timeout};
 use tracing::{info, warn};
 
 use super::choose::{AskedNode, Neighbour};
+use super::dead::DeadNodes;
 use super::judge::{Judge, OLD, ROUND, Round, StreamSigns, Time, Word, few};
 use super::messages;
 use crate::hub::Hub;
@@ -64,6 +65,7 @@ struct Watch {
     reported_at: Option<Instant>,
     /// The nodes that this replica itself suspects.
     own: Suspicions,
+    dead: DeadNodes,
 }
 
 /// Follows the streams of agents until the control plane ends.
@@ -83,6 +85,7 @@ pub async fn watch(hub: Arc<Hub>, peers: Option<Arc<Peers>>) {
         asked_at: None,
         reported_at: None,
         own: Suspicions::default(),
+        dead: DeadNodes::default(),
     };
     let mut look = interval(LOOK);
     look.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -306,6 +309,7 @@ impl Watch {
         let own = Suspicions {
             nodes: own.collect(),
             act,
+            dead: BTreeSet::new(),
         };
         let mut all = own.clone();
         let others = suspects
@@ -328,7 +332,11 @@ impl Watch {
         if !others.is_empty() && both.filter(is_new).count() <= self.most() {
             all.nodes.extend(others);
         }
-        *suspects.lock_holds() = self.judge.holds;
+        if self.hub.suspects().ends_connections() {
+            let most = if all.nodes.is_empty() { 0 } else { self.most() };
+            all.dead = self.dead.look(self.now(), all.nodes.keys(), most);
+        }
+        *self.hub.suspects().lock_holds() = self.judge.holds;
         let moved = own.nodes.keys().ne(self.own.nodes.keys());
         self.own = own;
         if moved {

@@ -92,7 +92,7 @@ impl IndexHandle {
     ///
     /// # Errors
     /// [`Closing`].
-    pub(crate) async fn suspect(&self, suspicions: Suspicions) -> Result<(), Closing> {
+    pub async fn suspect(&self, suspicions: Suspicions) -> Result<(), Closing> {
         let change = |owner: &mut IndexOwner| {
             let outcome = owner.index.suspect(suspicions, SystemTime::now());
             owner.share(outcome, None);

@@ -273,7 +273,7 @@ impl Index {
     }
 
     /// Returns the entries of all slices for a port.
-    fn listed(&self, port: &ServicePort) -> impl Iterator<Item = &SliceEndpoints> {
+    pub(super) fn listed(&self, port: &ServicePort) -> impl Iterator<Item = &SliceEndpoints> {
         let key = &port.key;
         self.slices_of
             .get(&key.service)

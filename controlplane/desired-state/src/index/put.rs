@@ -69,6 +69,7 @@ impl Index {
                     trigger_ms,
                 },
             );
+            self.note_living(id);
             self.note_api_servers(&service);
             self.note_slice(id, before.as_ref(), cause);
         }

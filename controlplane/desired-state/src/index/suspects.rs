@@ -1,11 +1,11 @@
 //! Nodes that their neighbours do not reach. Endpoints there count as terminating ones: they get connections only
-//! where no other endpoint is ready, and connections that exist go on.
+//! where no other endpoint is ready. Connections that exist go on, until the node counts as dead.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::fmt;
 use std::time::SystemTime;
 
-use kplane_model::{Endpoint, NodeName, ServiceName};
+use kplane_model::{Endpoint, EndpointAddr, NodeName, Protocol, ServiceName, ServicePort};
 
 use super::{Cause, Index, Outcome, Verb};
 use crate::k8s::{Kind, ObjectId};
@@ -42,6 +42,8 @@ pub struct Suspicions {
     pub nodes: BTreeMap<NodeName, Suspicion>,
     /// Their endpoints count as terminating. If not, it is only said what would happen.
     pub act: bool,
+    /// Those to whose endpoints connections end.
+    pub dead: BTreeSet<NodeName>,
 }
 
 impl Suspicions {
@@ -57,16 +59,26 @@ impl Index {
     pub fn suspect(&mut self, suspicions: Suspicions, at: SystemTime) -> Outcome {
         let before = std::mem::replace(&mut self.suspicions, suspicions);
         let names = before.nodes.keys().chain(self.suspicions.nodes.keys());
-        let differ = |node: &&NodeName| before.holds_for(node) != self.suspicions.holds_for(node);
+        let differ = |node: &&NodeName| {
+            before.holds_for(node) != self.suspicions.holds_for(node)
+                || before.dead.contains(*node) != self.suspicions.dead.contains(*node)
+        };
         let changed: BTreeSet<NodeName> = names.filter(differ).cloned().collect();
         if changed.is_empty() {
             return Outcome::default();
         }
-        let services = self.services_on(&changed);
+        if before.dead != self.suspicions.dead {
+            self.find_dead_addresses();
+        }
+        let services = self.services_on(&changed.union(&self.suspicions.dead).cloned().collect());
         self.pending.services.extend(services);
         for node in changed {
             let is_suspected = self.suspicions.holds_for(&node);
-            let place = if is_suspected { "suspected" } else { "reached again" };
+            let place = match self.suspicions.dead.contains(&node) {
+                true => "dead",
+                false if is_suspected => "suspected",
+                false => "reached again",
+            };
             let id = ObjectId {
                 kind: Kind::Node,
                 namespace: "".into(),
@@ -102,6 +114,50 @@ impl Index {
         for endpoint in suspected {
             (endpoint.ready, endpoint.serving, endpoint.terminating) = (false, true, true);
         }
+    }
+
+    fn is_dead(&self, endpoint: &Endpoint) -> bool {
+        endpoint.node.as_ref().is_some_and(|node| self.suspicions.dead.contains(node))
+    }
+
+    /// Finds the addresses that only endpoints on dead nodes have. One that another endpoint has as well may be alive.
+    fn find_dead_addresses(&mut self) {
+        self.dead_addresses = HashSet::new();
+        if self.suspicions.dead.is_empty() {
+            return;
+        }
+        let ports = self.slices.values().flat_map(|slice| &slice.ports);
+        let endpoints = ports.flat_map(|port| &port.endpoints);
+        let (dead, living): (Vec<_>, Vec<_>) = endpoints.partition(|of| self.is_dead(of));
+        let living: HashSet<_> = living.iter().map(|of| of.addr.ip).collect();
+        let dead = dead.iter().map(|of| of.addr.ip).filter(|ip| !living.contains(ip));
+        self.dead_addresses = dead.collect();
+    }
+
+    /// Takes notice of a new slice: no address is dead that an endpoint elsewhere has.
+    pub(super) fn note_living(&mut self, id: &ObjectId) {
+        let Some(slice) = self.slices.get(id).filter(|_| !self.dead_addresses.is_empty()) else {
+            return;
+        };
+        let endpoints = slice.ports.iter().flat_map(|port| &port.endpoints);
+        let living = endpoints.filter(|of| !self.is_dead(of)).map(|of| of.addr.ip);
+        let living: HashSet<_> = living.filter(|ip| self.dead_addresses.contains(ip)).collect();
+        if !living.is_empty() {
+            self.dead_addresses.retain(|ip| !living.contains(ip));
+            self.pending.services.extend(self.services_on(&self.suspicions.dead));
+        }
+    }
+
+    /// Returns the endpoints of a port to which connections end, sorted. Flows of UDP go on as ever.
+    pub(super) fn dead_endpoints(&self, port: &ServicePort) -> Vec<EndpointAddr> {
+        if self.dead_addresses.is_empty() || port.key.protocol == Protocol::Udp {
+            return Vec::new();
+        }
+        let endpoints = self.listed(port).flat_map(|listed| &listed.endpoints);
+        let dead = endpoints
+            .filter(|of| self.is_dead(of) && self.dead_addresses.contains(&of.addr.ip))
+            .map(|of| of.addr);
+        dead.collect::<BTreeSet<_>>().into_iter().collect()
     }
 
     /// Returns the suspected nodes with endpoints of a Service, and the number of these.

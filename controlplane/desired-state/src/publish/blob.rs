@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use bytes::Bytes;
+use kplane_model::select::others;
 use kplane_model::{
     DesiredObject, LocalEndpoints, NodeName, ObjectHash, PolicyObject, ServiceProgram, ZoneName,
 };
@@ -39,6 +40,7 @@ impl Encoded {
                 endpoints: endpoints.clone(),
                 has_any: variants.has_any,
                 serving_others: variants.serving_others(endpoints, siblings),
+                dead: others(&published.dead, endpoints, siblings),
             }))
         };
         let programs = |by: &BTreeMap<NodeName, Vec<_>>| {

@@ -214,6 +214,7 @@ impl World {
                 endpoints: endpoints.to_vec(),
                 has_any: published.variants.has_any,
                 serving_others: published.variants.serving_others(endpoints, 1),
+                dead: Vec::new(),
             }));
             if let Some(endpoints) = published.local.get(name) {
                 objects.push(DesiredObject::Local(LocalEndpoints {

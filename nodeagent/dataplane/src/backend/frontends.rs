@@ -152,6 +152,7 @@ mod tests {
             health_check_node_port: None,
             ipvs_scheduler: None,
             proxied: None,
+            dead: Vec::new(),
             serving: Vec::new(),
         };
         (key(name), Some(plan))

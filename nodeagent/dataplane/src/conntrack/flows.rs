@@ -100,6 +100,8 @@ pub(super) struct Swept {
     pub(super) deleted: u64,
     /// Number of deleted connections of TCP and SCTP without a reply.
     pub(super) half_open: u64,
+    /// Number of deleted connections of TCP and SCTP with a reply, to dead nodes.
+    pub(super) dead: u64,
     /// Number of flows that were cut because policies deny them.
     pub(super) cut: u64,
 }
@@ -191,14 +193,17 @@ impl Pass<'_> {
     ) -> Result<(), SweepError> {
         let (seeks_stale, judges) = (self.work.seeks_stale(), !self.work.judged.is_empty());
         for _ in 0..MAX_ROUNDS {
-            let (mut stale, mut half_open) = (Vec::new(), Vec::new());
+            let (mut stale, mut half_open, mut dead) = (Vec::new(), Vec::new(), Vec::new());
             let (mut lot, mut more) = (Vec::new(), false);
             let listed = socket.dump_each(selection.request(self.family), |message| {
                 if seeks_stale
                     && let Some(flow) = Flow::parse(message).filter(|flow| self.is_stale(flow))
                 {
-                    let found =
-                        if flow.protocol == Protocol::Udp { &mut stale } else { &mut half_open };
+                    let found = match flow.protocol {
+                        Protocol::Udp => &mut stale,
+                        Protocol::Tcp | Protocol::Sctp if flow.is_replied() => &mut dead,
+                        Protocol::Tcp | Protocol::Sctp => &mut half_open,
+                    };
                     match found.len() {
                         ..MAX_HELD => found.push(flow),
                         _ => more = true,
@@ -216,6 +221,7 @@ impl Pass<'_> {
             // These flows are stale, whatever happened to the rest of the list.
             send(socket, &stale, Flow::delete, &mut swept.deleted)?;
             send(socket, &half_open, Flow::delete, &mut swept.half_open)?;
+            send(socket, &dead, Flow::delete, &mut swept.dead)?;
             self.cut(socket, swept)?;
             listed?;
             if !more {
@@ -260,14 +266,15 @@ pub(super) fn selections(work: &Work, filter: Filter, size: Option<Size>) -> Vec
         vec![Selection::Any]
     };
     let udp = || work.frontends.iter().filter(|at| at.protocol() == Protocol::Udp);
-    let questions = udp().count() + work.retired.len();
+    let endpoints = || work.retired.union(&work.dead);
+    let questions = udp().count() + endpoints().count();
     let can = match filter {
         Filter::Nothing => questions == 0,
-        Filter::Destinations => work.retired.is_empty(),
+        Filter::Destinations => endpoints().next().is_none(),
         Filter::Both => true,
     };
     if work.everything || !can || questions > most {
-        let of = |protocol| work.retired.iter().any(|(of, _)| *of == protocol);
+        let of = |protocol| endpoints().any(|(of, _)| *of == protocol);
         let is_listed = |protocol: &Protocol| match protocol {
             Protocol::Udp => work.everything || of(Protocol::Udp) || udp().next().is_some(),
             Protocol::Tcp | Protocol::Sctp => of(*protocol),
@@ -287,8 +294,7 @@ pub(super) fn selections(work: &Work, filter: Filter, size: Option<Size>) -> Vec
     let replies = |&(protocol, at): &(Protocol, EndpointAddr)| {
         Selection::RepliesFrom(at.ip, Some((protocol, Some(at.port))))
     };
-    let retired = work.retired.iter().map(replies);
-    frontends.chain(retired).chain(judged).collect()
+    frontends.chain(endpoints().map(replies)).chain(judged).collect()
 }
 
 /// Opens a socket, and finds out what its kernel can filter by.

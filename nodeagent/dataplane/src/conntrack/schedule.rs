@@ -1,5 +1,5 @@
-//! Schedule of the scans: soon after a commit and once again (for connections without a reply, once again only), with
-//! pauses after failures; and the processor time that scans may take. This module is pure; time is an argument.
+//! Schedule of the scans: soon after a commit and once again (for connections without a reply, once again only; for those to
+//! dead nodes, the first time only), with pauses after failures; and the processor time that scans may take. This module is pure; time is an argument.
 
 use std::collections::HashSet;
 use std::net::IpAddr;
@@ -114,8 +114,10 @@ impl Schedule {
         Job { fresh, work }
     }
 
-    pub(super) fn done(&mut self, job: Job, now: Instant) {
+    pub(super) fn done(&mut self, mut job: Job, now: Instant) {
         self.backoff = None;
+        // Who answers from now on is not dead.
+        job.fresh.dead.clear();
         self.later.merge(job.fresh);
         if self.second.is_none() {
             self.begin_second(now);

@@ -258,6 +258,57 @@ fn f5_connections_without_a_reply_leave_an_endpoint_out_of_service() {
     }
 }
 
+/// What the endpoint has answered ends as well, if it is dead now, and nothing else does.
+#[test]
+fn connections_to_dead_endpoints_end() {
+    for protocol in [Protocol::Tcp, Protocol::Sctp] {
+        let web = |octets: &[u8], dead: &[u8]| {
+            let (key, mut plan) = connecting("web", protocol, CLUSTER_IP, octets);
+            plan.as_mut().unwrap().dead = dead.iter().map(|octet| endpoint(*octet)).collect();
+            (key, plan)
+        };
+        let api = connecting("api", protocol, LB_IP, &[1, 2]);
+        let (dead, living) = ("10.244.1.1:5353", "10.244.1.2:5353");
+        let flow = |(to, server)| Flow {
+            protocol,
+            status: IPS_DST_NAT | IPS_SEEN_REPLY,
+            ..flow(to, server)
+        };
+        let ends = |case: &Case, work: &Work, ends| {
+            assert_eq!(
+                case.tracker.verdict(&flow(ends), &Work::default()),
+                Verdict::Keep
+            );
+            case.tracker.verdict(&flow(ends), work) == Verdict::Stale
+        };
+        let mut case = Case::of(&[web(&[1, 2], &[]), api]);
+        // As long as a place leads to it, a new connection would reach it again.
+        assert!(case.update(&[web(&[1, 2], &[1])]).dead.is_empty());
+        case.update(&[web(&[2], &[])]);
+        let work = case.update(&[web(&[2], &[1])]);
+        assert_eq!(work.dead, retired(protocol, &[1]));
+        assert!(work.retired.is_empty());
+        assert!(ends(&case, &work, (CLUSTER_IP, dead)));
+        assert!(!ends(&case, &work, (CLUSTER_IP, living)));
+        // It serves another Service, which knows nothing of its death.
+        assert!(!ends(&case, &work, (LB_IP, dead)));
+        // Once only.
+        assert!(case.update(&[web(&[2, 3], &[1])]).dead.is_empty());
+        assert!(case.commit(&[web(&[2, 3], &[1])], true, &[]).dead.is_empty());
+        // The node was reached again before the scan, whether the endpoint is ready or not.
+        for octets in [&[2][..], &[1, 2]] {
+            case.update(&[web(octets, &[])]);
+            assert!(!ends(&case, &work, (CLUSTER_IP, dead)));
+        }
+        // Who starts with such news does not know how old they are.
+        assert!(Case::of(&[]).update(&[web(&[2], &[1])]).dead.is_empty());
+    }
+    let (key, mut udp) = plan("dns", &[address(CLUSTER_IP)], &[1]);
+    udp.as_mut().unwrap().dead = vec![endpoint(2)];
+    let mut case = Case::of(&[plan("dns", &[address(CLUSTER_IP)], &[1, 2])]);
+    assert!(case.update(&[(key, udp)]).dead.is_empty());
+}
+
 /// A local list may have endpoints that the cluster's has not.
 #[test]
 fn an_endpoint_is_out_of_service_if_no_place_has_it() {
@@ -685,6 +736,23 @@ mod schedule {
         );
         assert_eq!(look(&mut schedule, due + 1_000 * MS), retired(2));
         assert_eq!(schedule.due(due), None);
+    }
+
+    /// Who has answered since the first scan is not dead.
+    #[test]
+    fn connections_to_dead_endpoints_are_looked_at_once() {
+        let dead = || Work {
+            dead: super::retired(Protocol::Tcp, &[1]),
+            ..Work::default()
+        };
+        let mut schedule = Schedule::default();
+        let start = Instant::now();
+        assert!(schedule.add(dead(), start));
+        let job = schedule.take(start);
+        assert_eq!(job.work, dead());
+        let wait = schedule.failed(job, start);
+        assert_eq!(look(&mut schedule, start + wait), dead());
+        assert_eq!(schedule.due(start), None);
     }
 
     /// No reply comes from a Pod whose address is another's.

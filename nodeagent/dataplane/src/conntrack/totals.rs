@@ -23,6 +23,8 @@ pub struct ConntrackTotals {
     pub deleted: u64,
     /// Number of deleted connections without a reply, to endpoints out of service.
     pub half_open: u64,
+    /// Number of deleted connections with a reply, to dead nodes.
+    pub dead: u64,
     /// Number of connections and flows that were cut because policies deny them.
     pub denied: u64,
     /// Number of failed scans. They were repeated, or will be.
@@ -62,10 +64,12 @@ impl ConntrackCounts {
         totals[family as usize].count(deleted, error, took);
     }
 
-    /// Adds connections that ended: those that waited for endpoints out of service, and those that policies deny.
-    pub fn ended(&self, family: Family, half_open: u64, denied: u64) {
+    /// Adds connections that ended: those that waited for endpoints out of service, those to dead nodes, and those that
+    /// policies deny.
+    pub fn ended(&self, family: Family, half_open: u64, dead: u64, denied: u64) {
         let totals = &mut self.0.lock()[family as usize];
         totals.half_open += half_open;
+        totals.dead += dead;
         totals.denied += denied;
     }
 }

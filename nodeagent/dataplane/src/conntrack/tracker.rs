@@ -32,19 +32,23 @@ struct Service {
     frontends: Box<[FrontendAddr]>,
     /// Endpoints to which flows of UDP may go on (F2), or connections may begin. Sorted.
     serving: Box<[EndpointAddr]>,
+    /// Endpoints on dead nodes that no place leads to. Sorted.
+    dead: Box<[EndpointAddr]>,
 }
 
 impl Service {
     fn new(plan: &ServicePlan) -> Self {
         let mut frontends: Vec<_> = plan.frontends.iter().map(|frontend| frontend.at).collect();
         frontends.sort_unstable();
-        let serving = match plan.key.protocol {
-            Protocol::Udp => plan.serving.clone(),
-            Protocol::Tcp | Protocol::Sctp => chosen(plan),
+        let (serving, mut dead) = match plan.key.protocol {
+            Protocol::Udp => (plan.serving.clone(), Vec::new()),
+            Protocol::Tcp | Protocol::Sctp => (chosen(plan), plan.dead.clone()),
         };
+        dead.retain(|at| serving.binary_search(at).is_err());
         Self {
             frontends: frontends.into(),
             serving: serving.into(),
+            dead: dead.into(),
         }
     }
 }
@@ -86,6 +90,8 @@ pub struct Work {
     pub frontends: HashSet<FrontendAddr>,
     /// Endpoints that no longer serve a ServicePort, and its protocol.
     pub retired: HashSet<(Protocol, EndpointAddr)>,
+    /// Endpoints that are newly on a dead node, and their protocol.
+    pub dead: HashSet<(Protocol, EndpointAddr)>,
     /// Addresses that are new among the endpoints of a ServicePort.
     pub came: HashSet<IpAddr>,
     /// Addresses that may do less by policies than before: the engine judges their flows.
@@ -100,7 +106,10 @@ impl Work {
 
     /// Returns whether to scan for stale flows.
     pub(super) fn seeks_stale(&self) -> bool {
-        self.everything || !self.frontends.is_empty() || !self.retired.is_empty()
+        self.everything
+            || !self.frontends.is_empty()
+            || !self.retired.is_empty()
+            || !self.dead.is_empty()
     }
 
     /// Adds other work to this work.
@@ -108,6 +117,7 @@ impl Work {
         self.everything |= other.everything;
         self.frontends.extend(other.frontends);
         self.retired.extend(other.retired);
+        self.dead.extend(other.dead);
         self.judged.extend(other.judged);
         self.bound();
     }
@@ -122,8 +132,10 @@ impl Work {
             // A scan of everything finds the flows of these endpoints without their names.
             self.retired.retain(|(protocol, _)| *protocol != Protocol::Udp);
         }
-        if self.retired.len() > MAX_NAMED {
-            self.retired = HashSet::new();
+        for named in [&mut self.retired, &mut self.dead] {
+            if named.len() > MAX_NAMED {
+                *named = HashSet::new();
+            }
         }
     }
 
@@ -153,11 +165,21 @@ impl Work {
         }
     }
 
-    /// Returns whether a flow may be stale: any one of UDP, and of other protocols one without a reply to an endpoint that
-    /// was taken out of service.
+    /// Returns whether a flow may be stale.
     pub(super) fn concerns(&self, flow: &Flow) -> bool {
+        self.may_move(flow) || self.may_end(flow)
+    }
+
+    /// Returns whether a flow is to be balanced anew if its endpoint does not serve: any one of UDP, and of other protocols
+    /// one without a reply to an endpoint that was taken out of service.
+    fn may_move(&self, flow: &Flow) -> bool {
         let endpoint = || (flow.protocol, EndpointAddr::from(flow.reply.source));
         flow.protocol == Protocol::Udp || !flow.is_replied() && self.retired.contains(&endpoint())
+    }
+
+    /// Returns whether a flow is to end if its endpoint is dead.
+    fn may_end(&self, flow: &Flow) -> bool {
+        self.dead.contains(&(flow.protocol, EndpointAddr::from(flow.reply.source)))
     }
 }
 
@@ -241,6 +263,11 @@ impl Tracker {
             let before = |at: &&EndpointAddr| old.as_ref().is_some_and(|old| old.serves(at));
             work.came.extend(new.serving.iter().filter(|at| !before(at)).map(|at| at.ip));
         }
+        // Who has just started does not know whether what it was told is still true.
+        if let Some(old) = &old {
+            let dies = new.dead.iter().filter(|at| !old.is_dead(at));
+            work.dead.extend(dies.map(|at| (key.protocol, *at)));
+        }
         for at in &new.frontends {
             self.owners.insert(*at, new.clone());
             if is_udp && !old.as_ref().is_some_and(|old| old.has_place(at)) {
@@ -289,10 +316,17 @@ impl Tracker {
             // In a flow that began before the rules existed, the server is the Service's address itself (F3).
             // The userspace proxy follows endpoints itself.
             Some(_) if server.ip == proxy_address(Family::of(server.ip)) => Some(false),
-            Some(owner) => Some(!owner.serves(&server)),
+            // The facts of now count: a node may have been reached since the work was made.
+            Some(owner) => Some(
+                work.may_move(flow) && !owner.serves(&server)
+                    || work.may_end(flow) && owner.is_dead(&server),
+            ),
             // No rule translates to this place any more. A flow that was never translated does not concern
             // kplane.
-            None => work.frontends.contains(at).then(|| flow.is_translated()),
+            None => {
+                let is_stale = || work.may_move(flow) && flow.is_translated();
+                work.frontends.contains(at).then(is_stale)
+            }
         }
     }
 
@@ -313,5 +347,9 @@ impl Service {
 
     fn serves(&self, server: &EndpointAddr) -> bool {
         self.serving.binary_search(server).is_ok()
+    }
+
+    fn is_dead(&self, server: &EndpointAddr) -> bool {
+        self.dead.binary_search(server).is_ok()
     }
 }

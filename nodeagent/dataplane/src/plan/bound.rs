@@ -19,6 +19,7 @@ pub fn cut(
     port.external_ips.truncate(allowed.external_ips);
     program.endpoints.truncate(allowed.endpoints);
     program.serving_others.truncate(allowed.endpoints);
+    program.dead.truncate(allowed.endpoints);
     if let Some(local) = &mut local {
         local.endpoints.truncate(allowed.endpoints);
     }

@@ -51,7 +51,17 @@ pub fn plan_service(
         proxied: port.proxied,
         health_check_node_port: port.health_check_node_port,
         serving: serving(program, local),
+        dead: dead(program, local),
     }
+}
+
+/// Returns the endpoints to which connections end. What is on this node is not dead.
+fn dead(program: &ServiceProgram, local: Option<&LocalEndpoints>) -> Vec<EndpointAddr> {
+    let is_here = |at: &EndpointAddr| {
+        let mut here = local.into_iter().flat_map(|local| &local.endpoints);
+        here.any(|endpoint| endpoint.addr == *at)
+    };
+    program.dead.iter().copied().filter(|at| !is_here(at)).collect()
 }
 
 /// Returns the endpoints whose UDP flows go on (F2).

@@ -27,6 +27,7 @@ impl ServicePlan {
             proxied: None,
             health_check_node_port: None,
             serving: Vec::new(),
+            dead: Vec::new(),
         }
     }
 }

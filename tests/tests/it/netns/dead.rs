@@ -8,12 +8,14 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
+use kp_controlplane::app::Config;
 use kplane_agents::hub::Hub;
 use kplane_agents::peers::PeerFlags;
-use kplane_agents::suspects::Mode;
+use kplane_agents::suspects::{Connections, Mode};
+use kplane_desired_state::admission::Enforce;
 use kplane_model::Family;
 use kplane_proto::v1 as pb;
-use kplane_tests::client::{Outcome, Probe, Protocol};
+use kplane_tests::client::{Outcome, Probe, Protocol, Session};
 use kplane_tests::cluster::objects;
 use kplane_tests::netns::NetNs;
 use kplane_tests::support::cluster::node;
@@ -79,6 +81,17 @@ impl Cluster {
         replicas: &[(&str, &str, Option<u8>)],
         replica_of: fn(u8) -> usize,
     ) -> Result<Self> {
+        Self::made_of(&manifests(), replicas, replica_of, |config| {
+            config.dead_node = mode;
+        })
+    }
+
+    fn made_of(
+        objects: &[Value],
+        replicas: &[(&str, &str, Option<u8>)],
+        replica_of: fn(u8) -> usize,
+        change: impl Fn(&mut Config),
+    ) -> Result<Self> {
         let mut topology = Topology::standard(NODES)?;
         for number in 1..=NODES {
             let node = node_name(number);
@@ -87,7 +100,7 @@ impl Cluster {
             pod.serve(Protocol::Tcp, TARGET)?;
         }
         let folder = tempfile::tempdir()?;
-        write(folder.path(), "all", &manifests())?;
+        write(folder.path(), "all", objects)?;
         let places = replicas
             .iter()
             .map(|(_, ip, _)| format!("{ip}:{STATUS_PORT}").parse().map_err(anyhow::Error::msg));
@@ -101,7 +114,7 @@ impl Cluster {
                 let host = topology.host(host).or_else(|_| topology.node(host))?;
                 ControlPlane::start_with(host.ns(), folder.path(), |config| {
                     config.status_listen = Some(([0, 0, 0, 0], STATUS_PORT).into());
-                    config.dead_node = mode;
+                    change(config);
                     config.peers = flags.clone().config(0);
                     config.own_node = own_node.map(|number| node_name(number).into());
                 })
@@ -152,6 +165,15 @@ impl Cluster {
             } else {
                 Err(format!("{now:?}"))
             }
+        })
+    }
+
+    /// Waits until the victim counts as dead.
+    fn is_dead(&self) -> Result<()> {
+        eventually(DEADLINE, "the dead node", || {
+            let now = self.hub.suspects().now();
+            ensure!(now.dead.contains(&*node_name(VICTIM)), "{now:?}");
+            Ok(())
         })
     }
 
@@ -349,6 +371,170 @@ pub(crate) fn connects_that_wait_for_a_dead_node_reach_another() -> Result<()> {
     cluster.set_link(port_of(VICTIM), true)?;
     cluster.suspects(&[])?;
     cluster.all_are_there()
+}
+
+/// Connections that were established before the victim died, and what their clients see when they write.
+struct Established {
+    dead: Vec<Session>,
+    living: Vec<Session>,
+}
+
+impl Established {
+    /// Connects from a Pod and from its node.
+    fn open(cluster: &Cluster) -> Result<Self> {
+        let (mut dead, mut living) = (Vec::new(), Vec::new());
+        let node = cluster.topology.node("node-1")?.ns().clone();
+        for ns in [cluster.client()?, node] {
+            for _ in 0..24 {
+                let session = Probe::tcp(web()).open(&ns)?;
+                let is_victim = session.reply().name == format!("on-{VICTIM}");
+                if is_victim { dead.push(session) } else { living.push(session) }
+            }
+        }
+        ensure!(dead.len() >= 4, "{} connections to the victim", dead.len());
+        Ok(Self { dead, living })
+    }
+
+    /// Wants all connections to go on that lead to a living node.
+    fn go_on(&mut self) -> Result<()> {
+        self.living.iter_mut().try_for_each(|session| session.echo(PATIENCE))
+    }
+}
+
+/// Writes on connections to the victim at once; returns how many were reset in a time, and after how long the last one was.
+fn write_on(sessions: &mut [Session], within: Duration) -> Result<(usize, Duration)> {
+    let began = Instant::now();
+    let outcomes: Vec<_> = std::thread::scope(|scope| {
+        let write =
+            |session| scope.spawn(move || (Session::echo(session, within), began.elapsed()));
+        let writing: Vec<_> = sessions.iter_mut().map(write).collect();
+        writing.into_iter().map(std::thread::ScopedJoinHandle::join).collect()
+    });
+    let (mut reset, mut last) = (0, Duration::ZERO);
+    for outcome in outcomes {
+        let (written, took) = outcome.map_err(|_| anyhow::anyhow!("a client panicked"))?;
+        let error = written.err().context("the victim answered")?;
+        let kind = error.downcast_ref::<std::io::Error>().map(std::io::Error::kind);
+        if kind == Some(std::io::ErrorKind::ConnectionReset) {
+            (reset, last) = (reset + 1, last.max(took));
+        }
+    }
+    Ok((reset, last))
+}
+
+/// Time from the verdict in which clients that write know.
+const KNOWN: Duration = Duration::from_secs(5);
+
+/// Clients with connections to a node that dies are silent until the node counts as dead, and write then. All others go on.
+fn written_after_the_verdict(objects: &[Value], change: impl Fn(&mut Config)) -> Result<()> {
+    let cluster = Cluster::made_of(
+        objects,
+        &[("control", CONTROL[0], None)],
+        |_| 0,
+        |config| {
+            config.dead_node = Mode::Act;
+            change(config);
+        },
+    )?;
+    let policies = objects.iter().filter(|object| object["kind"] == "NetworkPolicy").count() as u64;
+    for agent in &cluster.agents {
+        agent.reports(|report| report.policies[0].policies == policies)?;
+    }
+    let mut established = Established::open(&cluster)?;
+    let cut_at = Instant::now();
+    cluster.set_link(port_of(VICTIM), false)?;
+    // Some write while nobody knows yet, and repeat that at intervals that double.
+    let mut turn = [false, true].into_iter().cycle();
+    let mut early: Vec<_> =
+        established.dead.extract_if(.., |_| turn.next() == Some(true)).collect();
+    let early = std::thread::spawn(move || {
+        Ok::<_, anyhow::Error>((write_on(&mut early, DEADLINE)?, early.len()))
+    });
+    cluster.suspects(&[VICTIM])?;
+    cluster.is_dead()?;
+    let verdict = cut_at.elapsed().as_secs_f64();
+    let (reset, last) = write_on(&mut established.dead, KNOWN)?;
+    println!(
+        "the node counted as dead {verdict:.2} s after the cut; {reset} of {} connections were reset, the last {:.3} s later",
+        established.dead.len(),
+        last.as_secs_f64()
+    );
+    ensure!(reset == established.dead.len(), "{reset} were reset");
+    established.go_on()?;
+    let early = early.join().map_err(|_| anyhow::anyhow!("the clients panicked"))?;
+    let ((reset, last), all) = early?;
+    println!(
+        "of {all} that wrote at the cut {reset} were reset, the last {:.2} s after it",
+        last.as_secs_f64()
+    );
+    ensure!(reset == all, "{reset} of {all} were reset");
+    cluster.set_link(port_of(VICTIM), true)?;
+    cluster.suspects(&[])?;
+    established.go_on()?;
+    cluster.all_are_there()
+}
+
+pub(crate) fn connections_to_a_dead_node_end_with_the_next_packet() -> Result<()> {
+    written_after_the_verdict(&manifests(), |_| {})
+}
+
+/// Policies allow everything, and isolate both ends: such a Pod gets no packet from the midst of a connection.
+pub(crate) fn connections_to_a_dead_node_end_where_policies_isolate_both_ends() -> Result<()> {
+    let mut objects = manifests();
+    for number in 1..=NODES {
+        let name = node_name(number);
+        let mut pod = objects::pod("shop", &format!("on-{number}"), "web", &name);
+        let [ip, _] = pod_ips(number, 1);
+        pod["status"] = json!({"podIP": ip.to_string()});
+        objects.push(pod);
+    }
+    objects.push(json!({
+        "apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy",
+        "metadata": {"name": "all", "namespace": "shop"},
+        "spec": {"podSelector": {}, "policyTypes": ["Ingress", "Egress"], "ingress": [{}], "egress": [{}]},
+    }));
+    written_after_the_verdict(&objects, |config| {
+        config.admission.network_policies = Some(Enforce::On);
+    })
+}
+
+/// Clients hang that nobody tells.
+pub(crate) fn connections_to_a_dead_node_stay_if_they_are_to_be_kept() -> Result<()> {
+    let cluster = Cluster::made_of(
+        &manifests(),
+        &[("control", CONTROL[0], None)],
+        |_| 0,
+        |config| {
+            config.dead_node = Mode::Act;
+            config.dead_connections = Connections::Keep;
+        },
+    )?;
+    let mut established = Established::open(&cluster)?;
+    cluster.set_link(port_of(VICTIM), false)?;
+    cluster.suspects(&[VICTIM])?;
+    // Longer than it takes to end them, together with the time to see it.
+    let (reset, _) = write_on(&mut established.dead, 3 * KNOWN)?;
+    ensure!(reset == 0, "{reset} were reset");
+    ensure!(cluster.hub.suspects().now().dead.is_empty(), "a verdict");
+    established.go_on()?;
+    cluster.set_link(port_of(VICTIM), true)?;
+    cluster.suspects(&[])
+}
+
+/// A node that is away for less than it takes to count as dead, again and again.
+pub(crate) fn connections_outlive_a_node_that_flaps() -> Result<()> {
+    let cluster = Cluster::new(Mode::Act)?;
+    let mut established = Established::open(&cluster)?;
+    for _ in 0..3 {
+        cluster.set_link(port_of(VICTIM), false)?;
+        cluster.suspects(&[VICTIM])?;
+        std::thread::sleep(Duration::from_secs(5));
+        ensure!(cluster.hub.suspects().now().dead.is_empty(), "a verdict");
+        cluster.set_link(port_of(VICTIM), true)?;
+        cluster.suspects(&[])?;
+    }
+    established.go_on()?;
+    established.dead.iter_mut().try_for_each(|session| session.echo(KNOWN))
 }
 
 pub(crate) fn to_observe_a_dead_node_changes_nothing() -> Result<()> {

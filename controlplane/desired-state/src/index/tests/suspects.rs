@@ -14,6 +14,7 @@ fn suspicions(nodes: &[&str], act: bool) -> Suspicions {
     Suspicions {
         nodes: nodes.collect(),
         act,
+        dead: BTreeSet::new(),
     }
 }
 
@@ -73,6 +74,69 @@ fn endpoints_on_a_suspected_node_count_as_terminating_ones() {
     let outcome = index.suspect(suspicions(&[], true), at(4));
     assert_eq!(names(outcome.publication), ["only", "other", "web"]);
     assert_eq!(chosen(&index, "web"), ["10.0.0.1", "10.0.0.2"]);
+}
+
+/// Suspected nodes that count as dead.
+fn dead(nodes: &[&str]) -> Suspicions {
+    Suspicions {
+        dead: nodes.iter().map(|node| (*node).into()).collect(),
+        ..suspicions(nodes, true)
+    }
+}
+
+/// The endpoints of each published Service to which connections end.
+fn ending(publication: Option<Publication>) -> Vec<String> {
+    publication
+        .into_iter()
+        .flat_map(|publication| publication.services)
+        .map(|(key, published)| {
+            let dead = published.unwrap().dead.into_iter().map(|addr| addr.ip.to_string());
+            format!(
+                "{}: {}",
+                key.service.name,
+                dead.collect::<Vec<_>>().join(" ")
+            )
+        })
+        .collect()
+}
+
+#[test]
+fn endpoints_on_a_dead_node_are_named_unless_they_may_live_elsewhere() {
+    let moved = |node| {
+        let endpoint = objects::endpoint("10.0.0.3", node);
+        objects::slice("shop", "moved-1", "moved", [endpoint])
+    };
+    let (mut index, _) = index(&[
+        service("web", "10.96.0.1"),
+        slice_on("web", &["n1", "n2", "n2"]),
+        service("moved", "10.96.0.2"),
+        moved("n3"),
+    ]);
+    index.suspect(suspicions(&["n2"], true), at(2));
+    let outcome = index.suspect(dead(&["n2"]), at(3));
+    assert_eq!(ending(outcome.publication), ["web: 10.0.0.2"]);
+    // Nothing is new.
+    assert!(index.suspect(dead(&["n2"]), at(4)).publication.is_none());
+    // Another endpoint gets its address.
+    let elsewhere = objects::slice(
+        "shop",
+        "moved-2",
+        "moved",
+        [objects::endpoint("10.0.0.2", "n1")],
+    );
+    let publication = apply(&mut index, &elsewhere);
+    assert_eq!(ending(Some(publication)), ["moved: ", "web: "]);
+    index.suspect(suspicions(&[], true), at(5));
+    // Once more, without the other ones.
+    apply(&mut index, &moved("n2"));
+    apply(&mut index, &objects::slice("shop", "moved-2", "moved", []));
+    let outcome = index.suspect(dead(&["n2"]), at(6));
+    assert_eq!(
+        ending(outcome.publication),
+        ["moved: 10.0.0.3", "web: 10.0.0.2 10.0.0.3"]
+    );
+    let outcome = index.suspect(suspicions(&[], true), at(7));
+    assert_eq!(ending(outcome.publication), ["moved: ", "web: "]);
 }
 
 #[test]

@@ -149,6 +149,9 @@ async fn a_node_that_its_neighbours_do_not_reach_need_not_confirm() {
         asked: 3,
     };
     let nodes = [("n1".into(), suspicion)].into();
-    hub.suspects().replace(Suspicions { nodes, act: false });
+    hub.suspects().replace(Suspicions {
+        nodes,
+        ..Suspicions::default()
+    });
     assert_eq!(asked.await, Some(LeavingOutcome::Gone));
 }

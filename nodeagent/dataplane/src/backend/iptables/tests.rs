@@ -68,6 +68,7 @@ fn plan(published: &Published, node: &NodeFacts) -> ServicePlan {
         endpoints: endpoints.to_vec(),
         has_any: published.variants.has_any,
         serving_others: published.variants.serving_others(endpoints, 1),
+        dead: published.dead.clone(),
         port: published.port.clone(),
     };
     let local = published.local.get(NODE).map(|endpoints| LocalEndpoints {
