@@ -110,7 +110,7 @@ impl Suspects {
     pub fn of(&self, node: &NodeName) -> Option<String> {
         let now = self.now.borrow();
         let suspicion = now.nodes.get(node)?;
-        Some(Words(suspicion, now.act).to_string())
+        Some(Words(suspicion, &now, node).to_string())
     }
 
     /// Returns the beat that agents are asked for, in milliseconds; 0 = none.
@@ -134,7 +134,7 @@ impl Suspects {
         let nodes = now
             .nodes
             .iter()
-            .map(|(node, of)| issue(node, format!("has been {}", Words(of, now.act))));
+            .map(|(node, of)| issue(node, format!("has been {}", Words(of, &now, node))));
         let holds = *self.lock_holds();
         let holds = holds.map(|why| {
             issue(
@@ -152,11 +152,18 @@ impl Suspects {
 }
 
 /// A suspicion and its effect, human-readable.
-pub(crate) struct Words<'a>(pub(crate) &'a Suspicion, pub(crate) bool);
+pub(crate) struct Words<'a>(
+    pub(crate) &'a Suspicion,
+    pub(crate) &'a Suspicions,
+    pub(crate) &'a NodeName,
+);
 
 impl fmt::Display for Words<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let effect = if self.1 {
+        let Self(_, all, node) = self;
+        let effect = if all.dead.contains(*node) {
+            "its endpoints get new connections only where no other endpoint is ready, and established ones end"
+        } else if all.act {
             "its endpoints get new connections only where no other endpoint is ready"
         } else {
             "with --dead-node act its endpoints would get no new connections"

@@ -197,8 +197,13 @@ fn held(facts: &Facts) -> Option<Finding> {
 /// Names the nodes that are probably dead.
 fn suspected(facts: &Facts) -> impl Iterator<Item = Finding> {
     let (nodes, act) = &facts.suspected;
-    nodes.iter().map(|(node, suspicion, endpoints)| {
+    nodes.iter().map(|(node, suspicion, endpoints, is_dead)| {
         let (severity, effect) = match act {
+            true if *is_dead => (
+                Severity::Warning,
+                "get new connections only where no other endpoint is ready, and established ones end with the client's \
+                 next packet",
+            ),
             true => (
                 Severity::Warning,
                 "get new connections only where no other endpoint is ready",

@@ -221,7 +221,11 @@ fn snapshot(hub: &Hub, served: Option<&Served>) -> Snapshot {
         let node = NodeSnapshot {
             known: facts.known,
             agent: None,
-            suspected: suspicions.nodes.get(&name).map(ToString::to_string),
+            suspected: suspicions.nodes.get(&name).map(|suspicion| {
+                let ends = suspicions.dead.contains(&name);
+                let effect = if ends { ", and connections to its endpoints end" } else { "" };
+                format!("{suspicion}{effect}")
+            }),
         };
         snapshot.nodes.insert(name, node);
     }

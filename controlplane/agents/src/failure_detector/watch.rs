@@ -364,10 +364,17 @@ impl Watch {
         let recorder = &self.hub.notices().recorder;
         let object = |node: &NodeName| format!("Node/{node}");
         for (node, of) in now.nodes.iter().filter(|(node, _)| !before.nodes.contains_key(*node)) {
-            let messages = Words(of, now.act).to_string();
+            let messages = Words(of, now, node).to_string();
             warn!(%node, "the node has been {messages}");
             self.hub.suspects().begun.fetch_add(1, Ordering::Relaxed);
             recorder.notice(NoticeKind::NodeSuspected, object(node), messages);
+        }
+        for node in now.dead.difference(&before.dead) {
+            if let Some(of) = now.nodes.get(node) {
+                warn!(%node, "the node counts as dead: connections to its endpoints end");
+                let words = Words(of, now, node).to_string();
+                recorder.notice(NoticeKind::NodeDead, object(node), words);
+            }
         }
         for node in before.nodes.keys().filter(|node| !now.nodes.contains_key(*node)) {
             let why = if self.hub.agents().is_alive(node, SILENT) {

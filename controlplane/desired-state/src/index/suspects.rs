@@ -160,8 +160,11 @@ impl Index {
         dead.collect::<BTreeSet<_>>().into_iter().collect()
     }
 
-    /// Returns the suspected nodes with endpoints of a Service, and the number of these.
-    pub(super) fn suspected_of(&self, name: &ServiceName) -> Vec<(NodeName, Suspicion, usize)> {
+    /// Returns the suspected nodes with endpoints of a Service, the number of these, and whether connections to them end.
+    pub(super) fn suspected_of(
+        &self,
+        name: &ServiceName,
+    ) -> Vec<(NodeName, Suspicion, usize, bool)> {
         if self.suspicions.nodes.is_empty() {
             return Vec::new();
         }
@@ -179,7 +182,8 @@ impl Index {
             .into_iter()
             .filter_map(|(node, endpoints)| {
                 let suspicion = self.suspicions.nodes.get(node)?.clone();
-                Some((node.clone(), suspicion, endpoints.len()))
+                let is_dead = self.suspicions.dead.contains(node);
+                Some((node.clone(), suspicion, endpoints.len(), is_dead))
             })
             .collect()
     }

@@ -71,8 +71,9 @@ pub struct Facts {
     pub service_ranges: Vec<Cidr>,
     /// Endpoints that are cluster addresses of Services, a few of them.
     pub chained: Vec<IpAddr>,
-    /// Suspected nodes with endpoints of the Service, the number of these, and whether they count as terminating.
-    pub suspected: (Vec<(NodeName, Suspicion, usize)>, bool),
+    /// Suspected nodes with endpoints of the Service, the number of these, whether connections to them end, and whether all
+    /// count as terminating.
+    pub suspected: (Vec<(NodeName, Suspicion, usize, bool)>, bool),
 }
 
 /// One EndpointSlice of a Service.

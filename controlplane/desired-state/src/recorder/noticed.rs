@@ -20,6 +20,8 @@ pub enum NoticeKind {
     NodeLost,
     /// Neighbours do not reach a node.
     NodeSuspected,
+    /// A node has been suspected for some time: connections to its endpoints end.
+    NodeDead,
     /// A node is suspected no more.
     NodeReached,
     /// Objects fail on a node that did not fail before.
@@ -45,6 +47,7 @@ impl NoticeKind {
             Self::NodeConnected => "NodeConnected",
             Self::NodeLost => "NodeLost",
             Self::NodeSuspected => "NodeSuspected",
+            Self::NodeDead => "NodeDead",
             Self::NodeReached => "NodeReached",
             Self::NodeFailing => "NodeFailing",
             Self::NodeRecovered => "NodeRecovered",

@@ -13,7 +13,9 @@ const NAMED: usize = 3;
 /// Returns the tone of a kind of events.
 fn tone(kind: &str) -> Tone {
     match kind {
-        "NodeLost" | "NodeSuspected" | "NodeFailing" | "ProblemAppeared" | "Held" => Tone::Bad,
+        "NodeLost" | "NodeSuspected" | "NodeDead" | "NodeFailing" | "ProblemAppeared" | "Held" => {
+            Tone::Bad
+        }
         "NodeRecovered" | "NodeReached" | "ProblemGone" | "Released" => Tone::Good,
         "Repaired" => Tone::Warn,
         _ => Tone::Plain,

@@ -461,6 +461,11 @@ fn written_after_the_verdict(objects: &[Value], change: impl Fn(&mut Config)) ->
     );
     ensure!(reset == established.dead.len(), "{reset} were reset");
     established.go_on()?;
+    let issues = cluster.hub.issues();
+    ensure!(
+        issues.iter().any(|issue| issue.reason.contains("established ones end")),
+        "{issues:?}"
+    );
     let early = early.join().map_err(|_| anyhow::anyhow!("the clients panicked"))?;
     let ((reset, last), all) = early?;
     println!(

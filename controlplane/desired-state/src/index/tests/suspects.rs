@@ -115,6 +115,8 @@ fn endpoints_on_a_dead_node_are_named_unless_they_may_live_elsewhere() {
     index.suspect(suspicions(&["n2"], true), at(2));
     let outcome = index.suspect(dead(&["n2"]), at(3));
     assert_eq!(ending(outcome.publication), ["web: 10.0.0.2"]);
+    let detail = index.detail(&ServiceName::new("shop", "web"), &[]).unwrap();
+    assert!(detail.facts.suspected.0[0].3, "connections end");
     // Nothing is new.
     assert!(index.suspect(dead(&["n2"]), at(4)).publication.is_none());
     // Another endpoint gets its address.
