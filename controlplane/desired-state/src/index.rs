@@ -37,7 +37,7 @@ pub use suspects::{Suspicion, Suspicions};
 pub use totals::{Taken, Totals};
 pub use view::{Facts, PortView, ServiceDetail, SliceFacts};
 
-use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::SystemTime;
@@ -98,9 +98,7 @@ pub struct Index {
     completeness: Completeness,
     guard: CliffGuard,
     holding: Option<Holding>,
-    suspicions: Suspicions,
-    /// Addresses that only endpoints on dead nodes have.
-    dead_addresses: HashSet<IpAddr>,
+    suspected: suspects::Suspected,
     recent: Recent,
     /// The NetworkPolicies; `None` if nodes do not enforce any.
     policies: Option<Policies>,
@@ -472,8 +470,7 @@ impl Index {
         for (port, endpoints) in ports {
             keys.push((port.key.clone(), endpoints.len()));
             let mut published = Published::new(port, &endpoints);
-            published.dead = self.dead_endpoints(&published.port);
-            published.limit(most);
+            published.complete(self.dead_endpoints(&published.port), most);
             out.push((published.port.key.clone(), Some(published)));
         }
         if let Some(entry) = self.services.get_mut(name) {

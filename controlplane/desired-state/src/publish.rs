@@ -72,9 +72,11 @@ impl Published {
         }
     }
 
-    /// Cuts each list of endpoints that a node may get to `most`. A node's own endpoints have a list of their own.
-    pub(crate) fn limit(&mut self, most: usize) {
+    /// Adds the endpoints on dead nodes, and cuts each list of endpoints that a node may get to `most`. A node's own endpoints
+    /// have a list of their own.
+    pub(crate) fn complete(&mut self, dead: Vec<EndpointAddr>, most: usize) {
         self.variants.limit(most);
+        self.dead = dead;
         self.dead.truncate(most);
         self.local.values_mut().for_each(|local| sample_local(local, most));
     }

@@ -54,8 +54,8 @@ mod tests {
         numbers.map(|number| format!("n{number}").into()).collect()
     }
 
-    /// Looks at all seconds of a range; returns the second at which somebody was dead.
-    fn looks(dead: &mut DeadNodes, seconds: Range<u32>, suspected: Range<u32>) -> Option<u32> {
+    /// Plays all seconds of a range; returns the first one at which a node was dead.
+    fn dies(dead: &mut DeadNodes, seconds: Range<u32>, suspected: Range<u32>) -> Option<u32> {
         let suspected = nodes(suspected);
         seconds
             .into_iter()
@@ -65,22 +65,22 @@ mod tests {
     #[test]
     fn a_node_is_dead_once_it_was_suspected_for_ten_seconds() {
         let mut dead = DeadNodes::default();
-        assert_eq!(looks(&mut dead, 0..100, 0..1), Some(10));
+        assert_eq!(dies(&mut dead, 0..100, 0..1), Some(10));
         // It stays so for as long as it is suspected, and others do not hasten it.
         assert_eq!(
             dead.look(S * 11, nodes(0..5).iter(), 3),
             nodes(0..1).into_iter().collect()
         );
-        assert_eq!(looks(&mut dead, 12..13, 0..0), None);
-        assert_eq!(looks(&mut dead, 13..100, 0..1), Some(23));
+        assert_eq!(dies(&mut dead, 12..13, 0..0), None);
+        assert_eq!(dies(&mut dead, 13..100, 0..1), Some(23));
     }
 
     #[test]
     fn a_node_that_flaps_is_not_dead() {
         let mut dead = DeadNodes::default();
         for round in (0..1_000).step_by(10) {
-            assert_eq!(looks(&mut dead, round..round + 9, 0..1), None);
-            assert_eq!(looks(&mut dead, round + 9..round + 10, 0..0), None);
+            assert_eq!(dies(&mut dead, round..round + 9, 0..1), None);
+            assert_eq!(dies(&mut dead, round + 9..round + 10, 0..0), None);
         }
     }
 
@@ -88,9 +88,9 @@ mod tests {
     #[test]
     fn too_many_at_once_are_never_dead() {
         let mut dead = DeadNodes::default();
-        assert_eq!(looks(&mut dead, 0..10_000, 0..4), None);
+        assert_eq!(dies(&mut dead, 0..10_000, 0..4), None);
         // Those that were old do not count for others.
-        assert_eq!(looks(&mut dead, 10_000..10_100, 0..6), Some(10_010));
+        assert_eq!(dies(&mut dead, 10_000..10_100, 0..6), Some(10_010));
         let found = dead.look(S * 10_011, nodes(0..6).iter(), 3);
         assert_eq!(found, nodes(4..6).into_iter().collect());
     }

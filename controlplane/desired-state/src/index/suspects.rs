@@ -3,6 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::fmt;
+use std::net::IpAddr;
 use std::time::SystemTime;
 
 use kplane_model::{Endpoint, EndpointAddr, NodeName, Protocol, ServiceName, ServicePort};
@@ -53,28 +54,37 @@ impl Suspicions {
     }
 }
 
+/// What the index knows of suspected nodes.
+#[derive(Debug, Default)]
+pub(super) struct Suspected {
+    pub(super) now: Suspicions,
+    /// Addresses that only endpoints on dead nodes have.
+    dead_addresses: HashSet<IpAddr>,
+}
+
 impl Index {
     /// Takes the suspected nodes from now on. The work is proportional to the number of EndpointSlices: nodes die
     /// seldom, and an index of endpoints by node would cost every change of a slice.
     pub fn suspect(&mut self, suspicions: Suspicions, at: SystemTime) -> Outcome {
-        let before = std::mem::replace(&mut self.suspicions, suspicions);
-        let names = before.nodes.keys().chain(self.suspicions.nodes.keys());
+        let before = std::mem::replace(&mut self.suspected.now, suspicions);
+        let names = before.nodes.keys().chain(self.suspected.now.nodes.keys());
         let differ = |node: &&NodeName| {
-            before.holds_for(node) != self.suspicions.holds_for(node)
-                || before.dead.contains(*node) != self.suspicions.dead.contains(*node)
+            before.holds_for(node) != self.suspected.now.holds_for(node)
+                || before.dead.contains(*node) != self.suspected.now.dead.contains(*node)
         };
         let changed: BTreeSet<NodeName> = names.filter(differ).cloned().collect();
         if changed.is_empty() {
             return Outcome::default();
         }
-        if before.dead != self.suspicions.dead {
+        if before.dead != self.suspected.now.dead {
             self.find_dead_addresses();
         }
-        let services = self.services_on(&changed.union(&self.suspicions.dead).cloned().collect());
+        let services =
+            self.services_on(&changed.union(&self.suspected.now.dead).cloned().collect());
         self.pending.services.extend(services);
         for node in changed {
-            let is_suspected = self.suspicions.holds_for(&node);
-            let place = match self.suspicions.dead.contains(&node) {
+            let is_suspected = self.suspected.now.holds_for(&node);
+            let place = match self.suspected.now.dead.contains(&node) {
                 true => "dead",
                 false if is_suspected => "suspected",
                 false => "reached again",
@@ -104,12 +114,12 @@ impl Index {
 
     /// Marks the endpoints on suspected nodes.
     pub(super) fn mark_suspected(&self, endpoints: &mut [Endpoint]) {
-        if !self.suspicions.act || self.suspicions.nodes.is_empty() {
+        if !self.suspected.now.act || self.suspected.now.nodes.is_empty() {
             return;
         }
         let suspected = endpoints.iter_mut().filter(|endpoint| {
             let node = endpoint.node.as_ref();
-            endpoint.ready && node.is_some_and(|node| self.suspicions.holds_for(node))
+            endpoint.ready && node.is_some_and(|node| self.suspected.now.holds_for(node))
         });
         for endpoint in suspected {
             (endpoint.ready, endpoint.serving, endpoint.terminating) = (false, true, true);
@@ -117,47 +127,59 @@ impl Index {
     }
 
     fn is_dead(&self, endpoint: &Endpoint) -> bool {
-        endpoint.node.as_ref().is_some_and(|node| self.suspicions.dead.contains(node))
+        endpoint
+            .node
+            .as_ref()
+            .is_some_and(|node| self.suspected.now.dead.contains(node))
     }
 
     /// Finds the addresses that only endpoints on dead nodes have. One that another endpoint has as well may be alive.
     fn find_dead_addresses(&mut self) {
-        self.dead_addresses = HashSet::new();
-        if self.suspicions.dead.is_empty() {
+        self.suspected.dead_addresses = HashSet::new();
+        if self.suspected.now.dead.is_empty() {
             return;
         }
-        let ports = self.slices.values().flat_map(|slice| &slice.ports);
-        let endpoints = ports.flat_map(|port| &port.endpoints);
-        let (dead, living): (Vec<_>, Vec<_>) = endpoints.partition(|of| self.is_dead(of));
-        let living: HashSet<_> = living.iter().map(|of| of.addr.ip).collect();
-        let dead = dead.iter().map(|of| of.addr.ip).filter(|ip| !living.contains(ip));
-        self.dead_addresses = dead.collect();
+        let ports = || self.slices.values().flat_map(|slice| &slice.ports);
+        let endpoints = || ports().flat_map(|port| &port.endpoints);
+        let dead = endpoints().filter(|of| self.is_dead(of)).map(|of| of.addr.ip);
+        let mut addresses: HashSet<IpAddr> = dead.collect();
+        for endpoint in endpoints().filter(|of| !self.is_dead(of)) {
+            addresses.remove(&endpoint.addr.ip);
+        }
+        self.suspected.dead_addresses = addresses;
     }
 
     /// Takes notice of a new slice: no address is dead that an endpoint elsewhere has.
     pub(super) fn note_living(&mut self, id: &ObjectId) {
-        let Some(slice) = self.slices.get(id).filter(|_| !self.dead_addresses.is_empty()) else {
+        if self.suspected.dead_addresses.is_empty() {
+            return;
+        }
+        let Some(slice) = self.slices.get(id) else {
             return;
         };
         let endpoints = slice.ports.iter().flat_map(|port| &port.endpoints);
-        let living = endpoints.filter(|of| !self.is_dead(of)).map(|of| of.addr.ip);
-        let living: HashSet<_> = living.filter(|ip| self.dead_addresses.contains(ip)).collect();
+        let may_live = |of: &&Endpoint| {
+            !self.is_dead(of) && self.suspected.dead_addresses.contains(&of.addr.ip)
+        };
+        let living: HashSet<_> = endpoints.filter(may_live).map(|of| of.addr.ip).collect();
         if !living.is_empty() {
-            self.dead_addresses.retain(|ip| !living.contains(ip));
-            self.pending.services.extend(self.services_on(&self.suspicions.dead));
+            self.suspected.dead_addresses.retain(|ip| !living.contains(ip));
+            self.pending.services.extend(self.services_on(&self.suspected.now.dead));
         }
     }
 
     /// Returns the endpoints of a port to which connections end, sorted. Flows of UDP go on as ever.
     pub(super) fn dead_endpoints(&self, port: &ServicePort) -> Vec<EndpointAddr> {
-        if self.dead_addresses.is_empty() || port.key.protocol == Protocol::Udp {
+        if self.suspected.dead_addresses.is_empty() || port.key.protocol == Protocol::Udp {
             return Vec::new();
         }
-        let endpoints = self.listed(port).flat_map(|listed| &listed.endpoints);
-        let dead = endpoints
-            .filter(|of| self.is_dead(of) && self.dead_addresses.contains(&of.addr.ip))
-            .map(|of| of.addr);
-        dead.collect::<BTreeSet<_>>().into_iter().collect()
+        let dead: BTreeSet<_> = self
+            .listed(port)
+            .flat_map(|listed| &listed.endpoints)
+            .filter(|of| self.is_dead(of) && self.suspected.dead_addresses.contains(&of.addr.ip))
+            .map(|of| of.addr)
+            .collect();
+        dead.into_iter().collect()
     }
 
     /// Returns the suspected nodes with endpoints of a Service, the number of these, and whether connections to them end.
@@ -165,7 +187,7 @@ impl Index {
         &self,
         name: &ServiceName,
     ) -> Vec<(NodeName, Suspicion, usize, bool)> {
-        if self.suspicions.nodes.is_empty() {
+        if self.suspected.now.nodes.is_empty() {
             return Vec::new();
         }
         let slices = self.slices_of.get(name).into_iter().flatten();
@@ -173,7 +195,7 @@ impl Index {
         let mut by_node = BTreeMap::<&NodeName, BTreeSet<_>>::new();
         for endpoint in ports.flat_map(|port| &port.endpoints) {
             if let Some(node) = &endpoint.node
-                && self.suspicions.nodes.contains_key(node)
+                && self.suspected.now.nodes.contains_key(node)
             {
                 by_node.entry(node).or_default().insert(endpoint.addr);
             }
@@ -181,8 +203,8 @@ impl Index {
         by_node
             .into_iter()
             .filter_map(|(node, endpoints)| {
-                let suspicion = self.suspicions.nodes.get(node)?.clone();
-                let is_dead = self.suspicions.dead.contains(node);
+                let suspicion = self.suspected.now.nodes.get(node)?.clone();
+                let is_dead = self.suspected.now.dead.contains(node);
                 Some((node.clone(), suspicion, endpoints.len(), is_dead))
             })
             .collect()

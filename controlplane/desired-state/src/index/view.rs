@@ -225,7 +225,7 @@ impl Index {
             strays: Vec::new(),
             service_ranges: self.cidrs.values().flatten().copied().collect(),
             chained: Vec::new(),
-            suspected: (self.suspected_of(name), self.suspicions.act),
+            suspected: (self.suspected_of(name), self.suspected.now.act),
             contested: self
                 .claims
                 .contested(name)

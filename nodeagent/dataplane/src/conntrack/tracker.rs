@@ -263,7 +263,7 @@ impl Tracker {
             let before = |at: &&EndpointAddr| old.as_ref().is_some_and(|old| old.serves(at));
             work.came.extend(new.serving.iter().filter(|at| !before(at)).map(|at| at.ip));
         }
-        // Who has just started does not know whether what it was told is still true.
+        // After a start, a mark may be out of date.
         if let Some(old) = &old {
             let dies = new.dead.iter().filter(|at| !old.is_dead(at));
             work.dead.extend(dies.map(|at| (key.protocol, *at)));

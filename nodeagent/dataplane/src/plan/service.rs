@@ -58,8 +58,7 @@ pub fn plan_service(
 /// Returns the endpoints to which connections end. What is on this node is not dead.
 fn dead(program: &ServiceProgram, local: Option<&LocalEndpoints>) -> Vec<EndpointAddr> {
     let is_here = |at: &EndpointAddr| {
-        let mut here = local.into_iter().flat_map(|local| &local.endpoints);
-        here.any(|endpoint| endpoint.addr == *at)
+        local.is_some_and(|local| local.endpoints.iter().any(|endpoint| endpoint.addr == *at))
     };
     program.dead.iter().copied().filter(|at| !is_here(at)).collect()
 }
