@@ -21,6 +21,8 @@ type Way = (FrontendAddr, SocketAddr);
 #[derive(Debug, Default)]
 pub(crate) struct Connections {
     answered: BTreeSet<Way>,
+    /// What the last change has the kernel delete of them. The scan may come after the next change.
+    ending: BTreeSet<Way>,
     waiting: BTreeSet<Way>,
 }
 
@@ -50,6 +52,11 @@ impl Sweeps {
                 .is_some_and(|flow| self.tracker.verdict(&flow, &both) != Verdict::Keep)
         };
         let mut wrong = None;
+        for way in std::mem::take(&mut connections.ending) {
+            if deletes(&way, IPS_SEEN_REPLY) && !is_dead(after, &way) {
+                wrong = Some(format!("{way:?} is deleted, and is no longer dead"));
+            }
+        }
         connections.answered.retain(|way| {
             let is_deleted = deletes(way, IPS_SEEN_REPLY);
             let (was_dead, is_dead) = (is_dead(before, way), is_dead(after, way));
@@ -59,6 +66,9 @@ impl Sweeps {
             let is_known = !change.complete && owners(before, way.0).next().is_some();
             if is_known && is_dead && !was_dead && !is_deleted {
                 wrong = Some(format!("{way:?} stays, and is dead"));
+            }
+            if is_deleted {
+                connections.ending.insert(*way);
             }
             !is_deleted
         });
