@@ -430,20 +430,6 @@ impl Index {
         })
     }
 
-    /// Returns the Services that changed, and those that won or lost a place through that.
-    fn contested(&mut self) -> BTreeSet<ServiceName> {
-        let mut names = std::mem::take(&mut self.pending.services);
-        for name in names.clone() {
-            if let Some(entry) = self.services.get(&name) {
-                let seniority = entry.seniority();
-                names.extend(self.claims.replace(&name, &seniority, &entry.ports));
-                self.note_size(&name);
-            }
-        }
-        names.extend(self.quota.settle());
-        names
-    }
-
     fn node_facts(&self, name: &NodeName) -> NodeFacts {
         // A node without a Node object does not count as being drained.
         let unknown = || NodeFacts {

@@ -5,7 +5,7 @@
 //! one that is only held. Then the older Service wins, then the smaller name. The loser gets an issue, and gets
 //! the place when the winner goes away.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::HashMap;
 use std::fmt;
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -83,44 +83,52 @@ pub(super) struct Claims {
 }
 
 impl Claims {
-    /// Replaces the claims of a Service; returns the other Services that won or lost a place.
+    /// Replaces the claims of a Service; returns the places that have another owner now.
     pub(super) fn replace(
         &mut self,
         service: &ServiceName,
         seniority: &Seniority,
         ports: &[ServicePort],
-    ) -> BTreeSet<ServiceName> {
+    ) -> Vec<Claim> {
         let after: Box<[_]> = ports.iter().flat_map(|port| wanted(port, seniority)).collect();
         let before = self.of.remove(service).unwrap_or_default();
         if before == after {
             self.of.insert(service.clone(), before);
-            return BTreeSet::new();
+            return Vec::new();
         }
-        let mut affected = BTreeSet::new();
-        for (claim, rank) in &before {
+        let mut moved = Vec::new();
+        for entry @ (claim, rank) in &before {
             if let Some(ranks) = self.ranks.get_mut(claim) {
                 if let Ok(place) = ranks.binary_search(rank) {
                     ranks.remove(place);
+                    if place == 0 && !ranks.is_empty() && !after.contains(entry) {
+                        moved.push(*claim);
+                    }
                 }
-                affected.extend(ranks.first().map(|next| next.key.service.clone()));
                 if ranks.is_empty() {
                     self.ranks.remove(claim);
                 }
             }
         }
-        for (claim, rank) in &after {
+        for entry @ (claim, rank) in &after {
             let alone = || Vec::with_capacity(1);
             let ranks = self.ranks.entry(*claim).or_insert_with(alone);
-            affected.extend(ranks.first().map(|owner| owner.key.service.clone()));
             if let Err(place) = ranks.binary_search(rank) {
+                if place == 0 && !ranks.is_empty() && !before.contains(entry) {
+                    moved.push(*claim);
+                }
                 ranks.insert(place, rank.clone());
             }
         }
         if !after.is_empty() {
             self.of.insert(service.clone(), after);
         }
-        affected.remove(service);
-        affected
+        moved
+    }
+
+    /// Returns the Services that want a place.
+    pub(super) fn wanting(&self, claim: &Claim) -> impl Iterator<Item = &ServiceName> {
+        self.ranks.get(claim).into_iter().flatten().map(|rank| &rank.key.service)
     }
 
     /// Returns the places that a Service owns and others want, each with the Service that would get it next.

@@ -3,6 +3,7 @@
 //! The operator's settings (`admission.rs`), reserved places (`address_claims.rs`), claims of other Services (`claims.rs`)
 //! and the namespace's quota (`quota.rs`) decide what a Service does not get.
 
+use std::collections::BTreeSet;
 use std::net::IpAddr;
 
 use kplane_model::select::merge;
@@ -123,6 +124,22 @@ impl Index {
             most: size.allowance().endpoints,
             issues: issues.finish(),
         }
+    }
+
+    /// Returns the Services that changed, and those that want a place which has another owner through that.
+    pub(super) fn contested(&mut self) -> BTreeSet<ServiceName> {
+        let mut names = std::mem::take(&mut self.pending.services);
+        let mut moved = BTreeSet::new();
+        for name in &names {
+            if let Some(entry) = self.services.get(name) {
+                let seniority = entry.seniority();
+                moved.extend(self.claims.replace(name, &seniority, &entry.ports));
+                self.note_size(name);
+            }
+        }
+        names.extend(moved.iter().flat_map(|claim| self.claims.wanting(claim)).cloned());
+        names.extend(self.quota.settle());
+        names
     }
 
     /// Records the size of a Service for its namespace's quota. The API server's own Service is exempt.

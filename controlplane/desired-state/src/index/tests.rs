@@ -200,7 +200,7 @@ fn the_older_service_keeps_a_contested_address_and_the_other_gets_it_afterwards(
         published.as_ref().unwrap().port.external_ips.clone()
     };
     let ip: IpAddr = "203.0.113.1".parse().unwrap();
-    let (mut index, first) = index(&[young, old.clone()]);
+    let (mut index, first) = index(&[young.clone(), old.clone()]);
     assert_eq!(externals(&first, "old"), [ip]);
     assert_eq!(externals(&first, "a-young"), [] as [IpAddr; 0]);
     let issues = index.issues();
@@ -210,8 +210,23 @@ fn the_older_service_keeps_a_contested_address_and_the_other_gets_it_afterwards(
         "x.yaml: Service shop/a-young: address 203.0.113.1:80/TCP belongs to shop/old:http/TCP \
          (IPv4): this Service is not served there; change one of the two Services"
     );
+    let third = with_ip("third", "10.96.0.3", "2026-03-01T00:00:00Z");
+    apply(&mut index, &third);
     let change = delete(&mut index, &old);
     assert_eq!(externals(&change, "a-young"), [ip]);
+    let owner = |text: String| text.split(" belongs to ").nth(1).unwrap()[..9].to_owned();
+    let owners = |index: &Index| -> Vec<String> {
+        index.issues().iter().map(|issue| owner(issue.to_string())).collect()
+    };
+    assert_eq!(
+        owners(&index),
+        ["shop/a-yo"],
+        "the third is told who has it now"
+    );
+    apply(&mut index, &old);
+    assert_eq!(owners(&index), ["shop/old:", "shop/old:"]);
+    delete(&mut index, &old);
+    delete(&mut index, &young);
     assert_eq!(index.issues(), []);
 }
 
