@@ -35,7 +35,7 @@ pub use guard::{CliffGuard, Confidence};
 pub use held::Held;
 pub use restored::{Remembered, SavedState};
 pub(crate) use restored::{folder_id, is_folder};
-pub use staged::Change;
+pub use staged::Staged;
 pub use update::{Collector, Position, Refusal, Remedy, Trigger, Update, now_ms};
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -49,7 +49,6 @@ use kplane_model::{
 
 use held::{Backing, Ledger, Word};
 use oversized::Oversized;
-use staged::Staged;
 
 /// Most epochs whose revisions are remembered: more than the replicas that an agent rotates through.
 const MAX_EPOCHS: usize = 16;
@@ -159,7 +158,7 @@ pub struct Dirty {
     /// ServicePorts that are new, changed or gone, or whose local endpoints are.
     pub services: BTreeSet<ServiceKey>,
     /// Parts of NetworkPolicies that are new, changed or gone.
-    pub policies: BTreeSet<PolicyKey>,
+    pub policies: Vec<PolicyKey>,
     /// Whether the node's facts changed, so that everything is planned anew.
     pub node_changed: bool,
     /// Invalid objects of the update; the name is missing where it is unreadable.
@@ -289,9 +288,9 @@ impl Desired {
             enforcement,
             cluster,
             offer,
+            changes: mut staged,
             ..
         } = update;
-        let mut staged = Staged::of(update.changes);
         if let Some(ranges) = &ranges {
             self.name_others(ranges, &mut staged);
         }
@@ -370,9 +369,10 @@ impl Desired {
         } else {
             return (expected, false);
         };
+        let mut slots = self.in_order(staged.named.len());
         for (key, change) in &staged.named {
-            let reported = |slot: &&Slot| !snapshot && slot.backing != Backing::Unnamed;
-            if let Some(old) = self.objects.get(key).filter(reported) {
+            let reported = |slot: &&Slot| slot.backing != Backing::Unnamed;
+            if !snapshot && let Some(old) = slots(key).filter(reported) {
                 digest.remove(old.hash);
             }
             if let Some(new) = change {
@@ -380,6 +380,25 @@ impl Desired {
             }
         }
         (digest, snapshot || self.exact)
+    }
+
+    /// Returns a way to look up so many keys in ascending order.
+    fn in_order<'a>(&'a self, count: usize) -> impl FnMut(&DesiredKey) -> Option<&'a Slot> {
+        let is_walk = self.is_walk(count);
+        let mut objects = self.objects.iter().peekable();
+        move |wanted: &DesiredKey| {
+            if !is_walk {
+                return self.objects.get(wanted);
+            }
+            while objects.next_if(|(key, _)| *key < wanted).is_some() {}
+            let (_, slot) = objects.next_if(|(key, _)| *key == wanted)?;
+            Some(slot)
+        }
+    }
+
+    /// Returns whether a walk over all objects is less work than to look for so many.
+    fn is_walk(&self, count: usize) -> bool {
+        count > self.objects.len() / 16
     }
 
     fn advance(&mut self, to: Position) {
@@ -424,7 +443,7 @@ impl Dirty {
                 self.services.insert(key.clone());
             }
             DesiredKey::Node => self.node_changed = true,
-            DesiredKey::Policy(key) => drop(self.policies.insert(key.clone())),
+            DesiredKey::Policy(key) => self.policies.push(key.clone()),
         }
     }
     /// Updates the totals for the difference between an object and the one before or after it.

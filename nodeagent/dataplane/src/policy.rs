@@ -41,7 +41,7 @@ use kplane_netlink::nflog::GROUP;
 use kplane_model::{Cidr, Family, PolicyKey, PolicyObject};
 
 pub use self::followed::Followed;
-use self::side::{PolicySide, ReadBack};
+use self::side::{PART, PolicySide, ReadBack};
 use self::suspects::Suspects;
 pub use self::suspects::Tell;
 use crate::backend::nftables::{Cost, PolicyTable, PolicyTables, can_log};
@@ -49,11 +49,14 @@ use crate::backend::{ApplyError, Verification};
 use crate::conntrack::{AnyFlow, Sweeper};
 pub use kplane_netlink::nflog::{Logged, PacketLog};
 
+/// An object of all families that is new or changed (`Some`), or gone (`None`).
+pub type PolicyPart<'a> = (PolicyKey, Option<&'a PolicyObject>);
+
 /// A change of a family's policies, as the engine hands it over.
 #[derive(Clone, Copy, Debug)]
 pub struct PolicyChange<'a> {
-    /// Objects of all families that are new or changed (`Some`), or gone (`None`).
-    pub objects: &'a [(PolicyKey, Option<&'a PolicyObject>)],
+    /// The objects.
+    pub objects: &'a [PolicyPart<'a>],
     /// Whether `objects` is the complete state. The first change is, and each one after an error.
     pub complete: bool,
     /// Whether unknown Pods of the node are cut off although there is no policy, because nobody knows yet which there are.
@@ -168,7 +171,7 @@ impl Enforcer {
     }
 
     /// Has those of these flows of one family cut that policies deny now.
-    pub fn judge_flows(&self, flows: Vec<AnyFlow>) {
+    pub fn judge_flows(&mut self, flows: Vec<AnyFlow>) {
         let family = flows.first().map(|flow| Family::of(flow.source));
         if let (Some(sweeper), Some(family)) = (&self.sweeper, family) {
             sweeper.cut(family, self.sides[family as usize].denied(flows));
@@ -189,6 +192,17 @@ impl Enforcer {
             self.go_on(family, &mut applied)?;
         }
         Ok(applied)
+    }
+
+    /// Returns how many objects of a change the engine takes over at once.
+    pub fn lot(&self) -> usize {
+        self.tables.part().unwrap_or(PART)
+    }
+
+    /// Takes over some objects of a change of a family. [`Enforcer::begin`] takes over the rest, and sends what they all
+    /// lead to.
+    pub fn take_over(&mut self, family: Family, objects: &[PolicyPart<'_>]) {
+        self.sides[family as usize].take_over(objects, &mut self.suspects);
     }
 
     /// Sends the next part of a change; `applied` is its outcome up to now.

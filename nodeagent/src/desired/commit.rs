@@ -6,11 +6,15 @@ use kplane_model::{DesiredKey, DesiredObject, ObjectHash};
 use kplane_proto::convert::ConvertError;
 
 use super::held::{Backing, Word};
-use super::staged::{Staged, StagedObject};
+use super::policies::first_policy;
+use super::staged::{NamedChanges, Staged, StagedObject};
 use super::{Desired, Dirty, MAX_NAMELESS, Reject, Slot};
 
+/// Most objects that are dropped at once.
+const ASIDE: usize = 4_096;
+
 impl Desired {
-    pub(super) fn commit(&mut self, snapshot: bool, staged: Staged, word: &Word) -> Dirty {
+    pub(super) fn commit(&mut self, snapshot: bool, mut staged: Staged, word: &Word) -> Dirty {
         let mut dirty = Dirty {
             unknown_kinds: staged.unknown_kinds,
             ..Dirty::default()
@@ -18,9 +22,17 @@ impl Desired {
         if snapshot {
             self.nameless.clear();
             self.judge(&staged, word);
-            self.sort_out(&staged, &mut dirty);
+        }
+        let merges = self.held.is_empty() && (snapshot || self.is_walk(staged.named.len()));
+        let policies = merges.then(|| staged.named.split_off(&first_policy()));
+        if snapshot {
+            self.sort_out(&staged, merges, &mut dirty);
         }
         let concerned = self.held.concerned(&staged);
+        if let Some(policies) = policies {
+            let invalid = self.merge_policies(policies, snapshot, &mut dirty);
+            staged.named.extend(invalid);
+        }
         for (key, change) in staged.named {
             match change {
                 Some(object) => self.put(key, object, word.now_ms, &mut dirty),
@@ -41,9 +53,11 @@ impl Desired {
         dirty
     }
 
-    /// Keeps or removes the objects that a snapshot does not name.
-    fn sort_out(&mut self, staged: &Staged, dirty: &mut Dirty) {
-        let unnamed = self.objects.keys().filter(|key| !staged.named.contains_key(*key));
+    /// Keeps or removes the objects that a snapshot does not name, and that [`Desired::merge_policies`] does not remove.
+    fn sort_out(&mut self, staged: &Staged, merges: bool, dirty: &mut Dirty) {
+        let is_merged = |key: &&DesiredKey| merges && matches!(key, DesiredKey::Policy(_));
+        let ours = self.objects.keys().take_while(|key| !is_merged(key));
+        let unnamed = ours.filter(|key| !staged.named.contains_key(*key));
         for key in Vec::from_iter(unnamed.cloned()) {
             if self.held.keeps(&key) {
                 self.keep(&key, dirty);
@@ -200,6 +214,63 @@ impl Desired {
             dirty.add(key);
             dirty.count(&old, None);
         }
+    }
+
+    /// Takes over the parts of NetworkPolicies of an update in one walk over all objects, and removes those that a snapshot
+    /// does not name. A thread of its own drops what was there before: changes of Services do not wait for that. Returns
+    /// the invalid ones.
+    fn merge_policies(
+        &mut self,
+        new: NamedChanges,
+        snapshot: bool,
+        dirty: &mut Dirty,
+    ) -> NamedChanges {
+        let mut old = self.objects.split_off(&first_policy()).into_iter().peekable();
+        let mut merged = Vec::with_capacity(new.len());
+        let (mut others, mut gone, mut invalid) = (Vec::new(), Vec::new(), NamedChanges::new());
+        for (key, change) in new {
+            while let Some(other) = old.next_if(|(before, _)| *before < key) {
+                others.push(other);
+            }
+            let before = old.next_if(|(before, _)| *before == key).map(|(_, slot)| slot);
+            let after = match change {
+                Some(new) if new.object.is_err() => {
+                    merged.extend(before.map(|slot| (key.clone(), slot)));
+                    invalid.insert(key, Some(new));
+                    continue;
+                }
+                Some(StagedObject { hash, object }) => object.ok().map(|object| Slot {
+                    hash,
+                    object: Some(object),
+                    backing: Backing::Named,
+                }),
+                None => None,
+            };
+            let [then, now] = [&before, &after].map(|slot| slot.as_ref()?.object.as_ref());
+            if then != now {
+                dirty.add(&key);
+            }
+            self.rejects.remove(&key);
+            merged.extend(after.map(|slot| (key, slot)));
+            gone.extend(before);
+        }
+        others.extend(old);
+        if snapshot {
+            for (key, slot) in others.drain(..) {
+                self.rejects.remove(&key);
+                if slot.object.is_some() {
+                    dirty.add(&key);
+                }
+                gone.push(slot);
+            }
+        }
+        let services = std::mem::take(&mut self.objects).into_iter();
+        self.objects = services.chain(merged).chain(others).collect();
+        if gone.len() > ASIDE {
+            // Without a thread, they are dropped here.
+            drop(std::thread::Builder::new().spawn(move || drop(gone)));
+        }
+        invalid
     }
 
     pub(super) fn count(&mut self, object: &DesiredObject, op: fn(u64, u64) -> u64) {

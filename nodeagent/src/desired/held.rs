@@ -103,7 +103,7 @@ pub(super) struct Ledger {
 }
 
 impl Ledger {
-    fn is_empty(&self) -> bool {
+    pub(super) fn is_empty(&self) -> bool {
         self.gone.is_empty() && self.bare.is_empty() && self.policies == 0
     }
 

@@ -50,6 +50,11 @@ impl Loss {
     }
 }
 
+/// Returns the smallest key of a part of NetworkPolicies; no other kind follows.
+pub(super) fn first_policy() -> DesiredKey {
+    DesiredKey::Policy(PolicyKey::Peer(IpAddr::V4(Ipv4Addr::UNSPECIFIED)))
+}
+
 impl Desired {
     /// Returns a part of the NetworkPolicies; `None` when it does not exist (any more).
     pub fn policy(&self, key: &PolicyKey) -> Option<&PolicyObject> {
@@ -87,13 +92,10 @@ impl Desired {
     }
 
     fn policy_slots(&self) -> impl Iterator<Item = (&PolicyKey, &Slot)> {
-        let first = PolicyKey::Peer(IpAddr::V4(Ipv4Addr::UNSPECIFIED));
-        self.objects
-            .range(DesiredKey::Policy(first)..)
-            .filter_map(|(key, slot)| match key {
-                DesiredKey::Policy(key) => Some((key, slot)),
-                DesiredKey::Service(_) | DesiredKey::Local(_) | DesiredKey::Node => None,
-            })
+        self.objects.range(first_policy()..).filter_map(|(key, slot)| match key {
+            DesiredKey::Policy(key) => Some((key, slot)),
+            DesiredKey::Service(_) | DesiredKey::Local(_) | DesiredKey::Node => None,
+        })
     }
 
     /// Returns how many NetworkPolicies and Pods of the node are kept although a snapshot lacks them. They are kept

@@ -10,7 +10,7 @@ use kplane_proto::v1 as pb;
 
 /// One change of an update.
 #[derive(Clone, Debug)]
-pub struct Change(ReadChange);
+pub(super) struct Change(ReadChange);
 
 /// The content of a change.
 #[derive(Clone, Debug)]
@@ -23,11 +23,13 @@ enum ReadChange {
     UnknownDeletion,
 }
 
-/// The changes of an update by name. The last change to a name counts.
+/// New objects, or `None` for objects that are gone.
+pub(super) type NamedChanges = BTreeMap<DesiredKey, Option<StagedObject>>;
+
+/// The changes of an update by name, worked out while the engine does other things. The last change to a name counts.
 #[derive(Debug, Default)]
-pub(super) struct Staged {
-    /// New objects, or `None` for objects that are gone.
-    pub(super) named: BTreeMap<DesiredKey, Option<StagedObject>>,
+pub struct Staged {
+    pub(super) named: NamedChanges,
     /// Objects whose names are unreadable, including those of unknown kinds.
     pub(super) nameless: Vec<ObjectHash>,
     /// The errors of the nameless objects.
@@ -94,6 +96,16 @@ impl Staged {
         // The map is built at once, because its input is usually sorted already.
         let named = named.collect();
         Self { named, ..staged }
+    }
+
+    /// Returns how many changes there are.
+    pub fn len(&self) -> usize {
+        self.named.len() + self.nameless.len() + usize::from(self.unreadable_deletion)
+    }
+
+    /// Returns whether there is no change.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
     }
 
     /// Returns whether every change has a name, so that the digest can be computed.

@@ -1,7 +1,7 @@
 //! Tests of the desired state.
 
 use bytes::Bytes;
-use kplane_model::{Family, RangeDigests};
+use kplane_model::{Family, Peer, PeerId, PolicyObject, RangeDigests};
 use kplane_proto::convert::encode_object;
 use proptest::prelude::*;
 
@@ -166,7 +166,7 @@ fn kinds_of_the_future_are_counted_and_skipped() {
     assert_eq!((dirty.unknown_kinds, dirty.services.len()), (1, 0));
     assert_eq!(desired.resume().unwrap().digest, plane.digest());
     let mut delta = plane.delta_update();
-    delta.changes = vec![Change::gone(Default::default())];
+    delta.changes = Staged::of(vec![staged::Change::gone(Default::default())]);
     delta.digest = Digest::default();
     assert_eq!(desired.apply(delta).unwrap().unknown_kinds, 1);
     assert_eq!(desired.resume(), None);
@@ -179,7 +179,7 @@ fn a_wrong_digest_takes_nothing() {
     plane.delete(&v4("a"));
     plane.put(&svc("b", &["10.0.0.1:80"]));
     for mut update in [plane.delta_update(), plane.snapshot_update()] {
-        update.changes.pop();
+        update.changes.named.pop_last();
         let refusal = desired.apply(update).unwrap_err();
         assert!(matches!(refusal, Refusal::Digest { .. }), "{refusal}");
         assert_eq!(refusal.remedy(), Remedy::Snapshot);
@@ -467,6 +467,8 @@ enum Step {
     Hostile(u8, u8),
     Delete(u8),
     Node(u8),
+    Peer(u8, u8),
+    NoPeer(u8),
     Send { snapshot: bool },
     SendRanges,
 }
@@ -479,6 +481,8 @@ fn any_step() -> impl Strategy<Value = Step> {
         1 => (name.clone(), 0_u8..3).prop_map(|(name, salt)| Step::Hostile(name, salt)),
         2 => name.prop_map(Step::Delete),
         1 => (0_u8..3).prop_map(Step::Node),
+        3 => (0_u8..40, 0_u8..3).prop_map(|(ip, class)| Step::Peer(ip, class)),
+        1 => (0_u8..40).prop_map(Step::NoPeer),
         3 => any::<bool>().prop_map(|snapshot| Step::Send { snapshot }),
         2 => Just(Step::SendRanges),
     ]
@@ -496,6 +500,8 @@ fn change(plane: &mut Plane, step: &Step) {
         }
         Step::Delete(name) => plane.delete(&v4(&of(name))),
         Step::Node(zone) => plane.put(&node(&of(zone))),
+        Step::Peer(ip, class) => plane.put(&peer(*ip, *class)),
+        Step::NoPeer(ip) => plane.delete(&peer(*ip, 0).key()),
         Step::Send { .. } | Step::SendRanges => {}
     }
 }
@@ -508,7 +514,7 @@ proptest! {
         let (mut plane, mut desired) = synced([svc("s0", &[])]);
         for step in &steps {
             change(&mut plane, step);
-            let before = planned(&desired);
+            let (before, policies) = (planned(&desired), policies_of(&desired));
             let update = match step {
                 Step::Send { snapshot: true } => plane.snapshot_update(),
                 Step::Send { snapshot: false } => plane.delta_update(),
@@ -528,6 +534,11 @@ proptest! {
                 if before.get(key) != after.get(key) {
                     prop_assert!(dirty.services.contains(key), "{} is missing", key);
                 }
+            }
+            let now = policies_of(&desired);
+            for key in policies.keys().chain(now.keys()) {
+                let differs = policies.get(key) != now.get(key);
+                prop_assert_eq!(dirty.policies.contains(key), differs, "{}", key);
             }
             let fresh = Desired::default().counts_after(plane.snapshot_update());
             // The agent also counts objects whose last valid version stays, which a new agent does
@@ -558,6 +569,19 @@ fn planned(desired: &Desired) -> BTreeMap<ServiceKey, String> {
             (key.clone(), format!("{view:?}"))
         })
         .collect()
+}
+
+fn policies_of(desired: &Desired) -> BTreeMap<PolicyKey, PolicyObject> {
+    let policies = desired.policies();
+    policies.map(|(key, object)| (key.clone(), object.clone())).collect()
+}
+
+fn peer(ip: u8, class: u8) -> DesiredObject {
+    DesiredObject::Policy(PolicyObject::Peer(Peer {
+        address: [10, 0, 0, ip].into(),
+        class: PeerId([class; 16]),
+        tier: None,
+    }))
 }
 
 impl Desired {

@@ -9,7 +9,7 @@ use kplane_proto::packed;
 use kplane_proto::v1 as pb;
 use prost::Message;
 
-use super::staged::Change;
+use super::staged::{Change, Staged};
 use super::{Confidence, Enforcement, Freshness, Lag, Offer};
 
 /// Most bytes of objects in one update: 1,000,000 Services of 200 bytes. The limit also bounds the
@@ -53,8 +53,8 @@ pub struct Update {
     pub offer: Offer,
     /// Whether the update is taken even if it shows an older state of the cluster.
     pub may_go_back: bool,
-    /// The changes, in the order in which they came.
-    pub changes: Vec<Change>,
+    /// The changes.
+    pub changes: Staged,
     /// The position after the update.
     pub position: Position,
     /// The digest of all objects after the update.
@@ -285,7 +285,7 @@ impl Collector {
             cluster: collected.cluster,
             offer: collected.offer,
             may_go_back: collected.may_go_back,
-            changes: collected.changes,
+            changes: Staged::of(collected.changes),
             position: Position {
                 epoch: collected.epoch,
                 revision: end.revision,

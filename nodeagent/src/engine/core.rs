@@ -319,7 +319,7 @@ impl Core {
         let conntrack = self.conntrack.as_ref();
         match (task, place.checked_sub(Family::ALL.len())) {
             (TableTask::Retry, _) => self.try_again(now),
-            (_, None) => self.policies.run(Family::ALL[place], task, now),
+            (_, None) => self.policies.run(Family::ALL[place], task, &self.desired, now),
             (_, Some(family)) => self.families[family].read_back(task, conntrack, now),
         }
     }

@@ -1,10 +1,10 @@
 //! NetworkPolicies on their way to the kernel, beside the Services' pipelines. Each family is on its own, and neither
 //! waits for Services, nor these for it.
 
-use std::collections::BTreeSet;
+use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
 
-use kplane_model::{DesiredKey, Family, PolicyKey, PolicyObject};
+use kplane_model::{DesiredKey, Family, PolicyKey};
 
 use super::failures::{Failing, LastingFailures};
 use super::now::Now;
@@ -13,7 +13,7 @@ use crate::desired::{Desired, Dirty, Position};
 use crate::report::{Failure, Subject};
 use kplane_dataplane::conntrack::{AnyFlow, Sweeper};
 use kplane_dataplane::policy::{
-    Enforcer, Followed, PolicyApplied, PolicyChange, PolicyCounts, Tell,
+    Enforcer, Followed, PolicyApplied, PolicyChange, PolicyCounts, PolicyPart, Tell,
 };
 
 /// The failure of a node in a userspace mode.
@@ -35,16 +35,25 @@ struct PolicyFamily {
     /// Whether unknown Pods are cut off because nobody knows which policies there are.
     closed: bool,
     failures: LastingFailures<PolicyKey>,
-    /// A change of which the kernel has a part, and where it leads.
-    begun: Option<(PolicyApplied, Position)>,
-    /// What changed meanwhile, if anything did.
+    /// A change that is under way.
+    begun: Option<Begun>,
+    /// What is to be taken over by then, or changed meanwhile, if anything did.
     deferred: Option<Deferred>,
 }
 
-/// What changed while an earlier change was on its way.
+/// How far a change is, whose parts let changes of Services in between.
+#[derive(Debug)]
+enum Begun {
+    /// The enforcer takes objects over, and the kernel has none of it.
+    TakingOver,
+    /// The kernel has a part of it; and where it leads.
+    Sending(PolicyApplied, Position),
+}
+
+/// What changed and is not taken over.
 #[derive(Debug, Default)]
 struct Deferred {
-    policies: BTreeSet<PolicyKey>,
+    policies: VecDeque<PolicyKey>,
     node_changed: bool,
 }
 
@@ -87,7 +96,7 @@ impl Policies {
     }
 
     /// Has those of these connections cut that policies deny now.
-    pub(super) fn judge(&self, flows: Vec<AnyFlow>) {
+    pub(super) fn judge(&mut self, flows: Vec<AnyFlow>) {
         self.enforcer.judge_flows(flows);
     }
 
@@ -155,12 +164,17 @@ impl Policies {
     }
 
     /// Does what a family waits for.
-    pub(super) fn run(&mut self, family: Family, task: TableTask, now: Now) {
+    pub(super) fn run(&mut self, family: Family, task: TableTask, desired: &Desired, now: Now) {
         let (enforcer, of) = (&mut self.enforcer, &mut self.families[family as usize]);
+        if task == TableTask::GoOn {
+            return of.go_on(enforcer, desired, now);
+        }
+        while matches!(of.begun, Some(Begun::TakingOver)) {
+            of.go_on(enforcer, desired, now);
+        }
         let outcome = match task {
             TableTask::Repair => enforcer.repair(family),
-            TableTask::GoOn => return of.go_on(enforcer, now),
-            TableTask::Retry | TableTask::ReadBack => enforcer.verify(family),
+            TableTask::Retry | TableTask::GoOn | TableTask::ReadBack => enforcer.verify(family),
         };
         of.state.read_back(task, outcome, None, now);
         of.forget_begun();
@@ -187,8 +201,11 @@ impl Policies {
 }
 
 impl Deferred {
-    fn add(&mut self, dirty: &Dirty) {
-        self.policies.extend(dirty.policies.iter().cloned());
+    fn add(&mut self, family: Family, dirty: &Dirty) {
+        let is_of_other =
+            |key: &&PolicyKey| matches!(key, PolicyKey::Peer(ip) if Family::of(*ip) != family);
+        let keys = dirty.policies.iter().filter(|key| !is_of_other(key));
+        self.policies.extend(keys.cloned());
         self.node_changed |= dirty.node_changed;
     }
 }
@@ -203,7 +220,7 @@ impl PolicyFamily {
         now: Now,
     ) -> bool {
         if self.begun.is_some() {
-            self.deferred.get_or_insert_default().add(dirty);
+            self.deferred.get_or_insert_default().add(self.state.family, dirty);
             return false;
         }
         if self.state.is_waiting(now) {
@@ -212,29 +229,46 @@ impl PolicyFamily {
             self.refused(enforcer, position, desired);
             return false;
         }
-        let mut deferred = self.deferred.take();
-        if let Some(deferred) = &mut deferred {
-            deferred.add(dirty);
-        }
-        let (keys, node_changed) = match &deferred {
-            Some(deferred) => (&deferred.policies, deferred.node_changed),
-            None => (&dirty.policies, dirty.node_changed),
-        };
+        let mut change = self.deferred.take().unwrap_or_default();
+        change.add(self.state.family, dirty);
         let complete = self.state.behind;
         if complete && desired.knows_no_policies() {
             self.state.leave(position);
             return false;
         }
         let closed = desired.lacks_policies();
-        let is_same = keys.is_empty() && !node_changed && closed == self.closed;
+        let is_same = change.policies.is_empty() && !change.node_changed && closed == self.closed;
         if !complete && is_same {
             self.state.leave(position);
             return false;
         }
-        let objects: Vec<(PolicyKey, Option<&PolicyObject>)> = if complete {
+        if !complete && change.policies.len() > enforcer.lot() {
+            self.take_over_later(change, now);
+            return false;
+        }
+        self.begin(enforcer, change, position, desired, now)
+    }
+
+    fn take_over_later(&mut self, change: Deferred, now: Now) {
+        self.deferred = Some(change);
+        self.begun = Some(Begun::TakingOver);
+        self.state.begun(now);
+    }
+
+    /// Sends the first part of a change, whose last objects the enforcer takes over; returns whether that failed.
+    fn begin(
+        &mut self,
+        enforcer: &mut Enforcer,
+        change: Deferred,
+        position: Position,
+        desired: &Desired,
+        now: Now,
+    ) -> bool {
+        let (complete, closed) = (self.state.behind, desired.lacks_policies());
+        let objects: Vec<PolicyPart<'_>> = if complete {
             desired.policies().map(|(key, object)| (key.clone(), Some(object))).collect()
         } else {
-            keys.iter().map(|key| (key.clone(), desired.policy(key))).collect()
+            parts(change.policies, desired)
         };
         let change = PolicyChange {
             objects: &objects,
@@ -255,21 +289,39 @@ impl PolicyFamily {
         }
     }
 
-    /// Sends the next part of a change that has begun.
-    fn go_on(&mut self, enforcer: &mut Enforcer, now: Now) {
-        let Some((mut applied, position)) = self.begun.take() else {
+    /// Goes on with a change that has begun.
+    fn go_on(&mut self, enforcer: &mut Enforcer, desired: &Desired, now: Now) {
+        match self.begun.take() {
+            None => {}
+            Some(Begun::TakingOver) => self.take_over(enforcer, desired, now),
+            Some(Begun::Sending(mut applied, position)) => {
+                match enforcer.go_on(self.state.family, &mut applied) {
+                    Ok(()) => self.sent(applied, position, now),
+                    Err(error) => self.state.fail(&error, now),
+                }
+            }
+        }
+    }
+
+    /// Has the enforcer take over the next objects.
+    fn take_over(&mut self, enforcer: &mut Enforcer, desired: &Desired, now: Now) {
+        let Some(position) = desired.position() else {
             return;
         };
-        match enforcer.go_on(self.state.family, &mut applied) {
-            Ok(()) => self.sent(applied, position, now),
-            Err(error) => self.state.fail(&error, now),
+        let mut change = self.deferred.take().unwrap_or_default();
+        if self.state.behind || change.policies.len() <= enforcer.lot() {
+            self.begin(enforcer, change, position, desired, now);
+            return;
         }
+        let lot = change.policies.drain(..enforcer.lot());
+        enforcer.take_over(self.state.family, &parts(lot, desired));
+        self.take_over_later(change, now);
     }
 
     /// Records that the kernel has a part of a change, or all of it.
     fn sent(&mut self, applied: PolicyApplied, position: Position, now: Now) {
         if applied.rest > 0 {
-            self.begun = Some((applied, position));
+            self.begun = Some(Begun::Sending(applied, position));
             return self.state.begun(now);
         }
         self.state.settled(None, now);
@@ -313,4 +365,13 @@ impl PolicyFamily {
             || pods.any(|pod| pod.addresses.iter().any(|ip| Family::of(*ip) == family))
             || is_judged && ranges.any(|range| range.family() == family)
     }
+}
+
+/// Returns objects as they are now.
+fn parts(keys: impl IntoIterator<Item = PolicyKey>, desired: &Desired) -> Vec<PolicyPart<'_>> {
+    let part = |key| {
+        let object = desired.policy(&key);
+        (key, object)
+    };
+    keys.into_iter().map(part).collect()
 }

@@ -23,7 +23,7 @@ use super::refused::RefusedPods;
 use super::shares::{ElementLimits, Grants};
 use super::suspects::Suspects;
 use super::tiers::Tiers;
-use super::{PolicyChange, PolicyFailure};
+use super::{PolicyChange, PolicyFailure, PolicyPart};
 use crate::backend::nftables::{Key, PolicySet};
 use crate::plan::disjoint;
 
@@ -54,6 +54,8 @@ pub(super) struct Content {
     pub(super) elsewhere: Elsewhere,
     /// Nobody knows yet which policies there are.
     closed: bool,
+    /// A part of a change is taken over.
+    pub(super) begun: bool,
     pub(super) limits: ElementLimits,
     pub(super) followed: Followed,
     /// Addresses of the Pods that are followed.
@@ -78,6 +80,7 @@ impl Content {
             ranges: Vec::new(),
             elsewhere: Elsewhere::default(),
             closed: false,
+            begun: false,
             limits: ElementLimits::default(),
             followed: Followed::default(),
             sampled: BTreeSet::new(),
@@ -108,20 +111,19 @@ impl Content {
         self.closed || any || !self.tiers.policies.is_empty()
     }
 
-    /// Takes over a change.
-    pub(super) fn apply(&mut self, change: PolicyChange<'_>, suspects: &mut Suspects) {
-        self.tiers.forget_rows();
-        if change.complete {
-            let named: HashSet<&PolicyKey> = change.objects.iter().map(|(key, _)| key).collect();
-            let gone = self.keys().into_iter().filter(|key| !named.contains(key));
-            for key in gone.collect::<Vec<_>>() {
-                self.set(&key, None);
-            }
+    fn begin(&mut self) {
+        if !std::mem::replace(&mut self.begun, true) {
+            self.tiers.forget_rows();
         }
+    }
+
+    /// Takes over some objects of a change whose rest [`Content::apply`] takes over.
+    pub(super) fn take_over(&mut self, objects: &[PolicyPart<'_>], suspects: &mut Suspects) {
+        self.begin();
         // Pods come last, and find the rest.
         let is_pod = |key: &PolicyKey| matches!(key, PolicyKey::Pod(_));
         for pods in [false, true] {
-            for (key, object) in change.objects.iter().filter(|(key, _)| is_pod(key) == pods) {
+            for (key, object) in objects.iter().filter(|(key, _)| is_pod(key) == pods) {
                 if let (PolicyKey::Policy(name), Some(PolicyObject::Policy(policy))) = (key, object)
                 {
                     self.set_aside(name, suspects.works_on(name, policy));
@@ -129,6 +131,19 @@ impl Content {
                 self.set(key, *object);
             }
         }
+    }
+
+    /// Takes over a change.
+    pub(super) fn apply(&mut self, change: PolicyChange<'_>, suspects: &mut Suspects) {
+        self.begin();
+        if change.complete {
+            let named: HashSet<&PolicyKey> = change.objects.iter().map(|(key, _)| key).collect();
+            let gone = self.keys().into_iter().filter(|key| !named.contains(key));
+            for key in gone.collect::<Vec<_>>() {
+                self.set(&key, None);
+            }
+        }
+        self.take_over(change.objects, suspects);
         self.closed = change.closed;
         let ranges_changed = self.set_ranges(change.pod_ranges);
         self.renew_elsewhere(ranges_changed);
@@ -140,6 +155,7 @@ impl Content {
         self.sample();
         self.forget_numbers();
         suspects.is_done();
+        self.begun = false;
         if !self.cut_off.is_empty() {
             self.failures = None;
         }

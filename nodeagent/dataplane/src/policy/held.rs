@@ -88,14 +88,19 @@ impl Held {
         gone.chain(new).filter(|change| change.before != change.after).collect()
     }
 
-    /// Begins to record changes.
+    /// Records changes from now on, if it does not yet.
     pub(super) fn record(&mut self) {
-        self.before = Some(HashMap::new());
+        self.before.get_or_insert_default();
+    }
+
+    /// Ends [`Held::record`]; returns what places held that may differ.
+    pub(super) fn recorded(&mut self) -> HashMap<ElementId, Option<Value>> {
+        self.before.take().unwrap_or_default()
     }
 
     /// Returns what differs since [`Held::record`].
     pub(super) fn changes(&mut self) -> Vec<ElementChange> {
-        let before = self.before.take().unwrap_or_default().into_iter();
+        let before = self.recorded().into_iter();
         before
             .map(|(place, before)| ElementChange {
                 place,
@@ -129,8 +134,8 @@ impl Held {
     }
 
     fn touch(&mut self, place: ElementId) {
-        let now = self.get(place);
         if let Some(before) = &mut self.before {
+            let now = self.elements.get(&place).map(|(_, value)| *value);
             before.entry(place).or_insert(now);
         }
     }
@@ -159,6 +164,9 @@ impl Held {
 
     /// Sets a number, or removes it.
     pub(super) fn set(&mut self, place: ElementId, number: Option<u32>) {
+        if number.is_none() && !self.elements.contains_key(&place) {
+            return;
+        }
         self.touch(place);
         match number {
             Some(_) => drop(self.elements.insert(place, (1, number))),

@@ -13,7 +13,7 @@ use super::held::ElementChange;
 use super::numbers::highest;
 use super::phases::phases;
 use super::suspects::Suspects;
-use super::{PolicyApplied, PolicyChange};
+use super::{PolicyApplied, PolicyChange, PolicyPart};
 use crate::backend::nftables::{
     Cost, FoundPolicies, Key, Ops, PolicySet, PolicyTable, PolicyTables,
 };
@@ -35,7 +35,7 @@ enum TableState {
 const READABLE: usize = 200_000;
 
 /// Operations that the kernel gets at once: it takes some 10 ms for them, and Services' changes wait as long.
-const PART: usize = 4_096;
+pub(super) const PART: usize = 4_096;
 
 /// A family.
 #[derive(Debug)]
@@ -99,6 +99,14 @@ impl PolicySide {
         self.note(begun)
     }
 
+    /// Takes over some objects of a change.
+    pub(super) fn take_over(&mut self, objects: &[PolicyPart<'_>], suspects: &mut Suspects) {
+        if self.has_table() {
+            self.content.held.record();
+        }
+        self.content.take_over(objects, suspects);
+    }
+
     /// Notes at whose elements a change failed, or that the kernel has all of it.
     fn note<T>(&mut self, sent: Result<T, ApplyError>) -> Result<T, ApplyError> {
         match &sent {
@@ -136,7 +144,6 @@ impl PolicySide {
             TableState::Held(_) => self.content.held.record(),
         }
         self.content.apply(change, suspects);
-        let changes = self.content.held.changes();
         let mut applied = PolicyApplied::default();
         let is_needed = self.content.has_policies();
         if is_needed {
@@ -149,9 +156,11 @@ impl PolicySide {
             (TableState::Unknown, false) => self.remove_left(found)?,
             (TableState::Held(held), false) => {
                 applied.operations = 1;
+                drop(self.content.held.recorded());
                 held.delete()?
             }
             (TableState::Held(held), true) => {
+                let changes = self.content.held.changes();
                 lost = self.content.lost(&changes);
                 lost.extend(self.departed.follow(&changes));
                 self.content.change(held, &changes, (&mut self.rest, self.part), &mut applied)?
@@ -293,8 +302,12 @@ impl PolicySide {
         looked
     }
 
-    /// Returns those flows that policies deny.
-    pub(super) fn denied(&self, mut flows: Vec<AnyFlow>) -> Vec<AnyFlow> {
+    /// Returns those flows that policies deny. While a change is being worked out, they are judged after it.
+    pub(super) fn denied(&mut self, mut flows: Vec<AnyFlow>) -> Vec<AnyFlow> {
+        if self.content.begun {
+            self.lost
+                .extend(flows.drain(..).flat_map(|flow| [flow.source, flow.destination]));
+        }
         flows.retain(|flow| self.has_table() && !self.content.allows(&flow.into()));
         flows
     }

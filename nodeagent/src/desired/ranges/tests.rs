@@ -86,7 +86,7 @@ fn a_lost_object_is_noticed_and_leads_to_a_snapshot() {
     let mut plane = other(0..20);
     plane.put(&numbered(7, &["10.0.0.9:80"]));
     let mut update = replacement(&mut plane, &desired);
-    update.changes.pop();
+    update.changes.named.pop_last();
     let refusal = desired.apply(update).unwrap_err();
     assert!(matches!(refusal, Refusal::Digest { .. }), "{refusal}");
     assert_eq!(refusal.remedy(), Remedy::Snapshot);

@@ -18,7 +18,7 @@ impl Core {
     }
 
     /// Has those of these connections cut that NetworkPolicies deny now.
-    pub(in crate::engine) fn judge(&self, flows: Vec<AnyFlow>) {
+    pub(in crate::engine) fn judge(&mut self, flows: Vec<AnyFlow>) {
         self.policies.judge(flows);
     }
 

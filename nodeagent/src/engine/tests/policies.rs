@@ -1,8 +1,10 @@
 //! Tests of the tables of NetworkPolicies.
 
 use kplane_dataplane::backend::nftables::TableKind;
-use kplane_dataplane::backend::nftables::memory::{MemoryKernel, TableFaults};
-use kplane_model::{DesiredObject, LocalPod, PodName, Policy, PolicyName, PolicyObject};
+use kplane_dataplane::backend::nftables::memory::{Disturbance, MemoryKernel, TableFaults};
+use kplane_model::{
+    DesiredObject, LocalPod, Peer, PeerId, PodName, Policy, PolicyName, PolicyObject,
+};
 use kplane_proto::v1::Enforcement;
 
 use super::settings::node_with_pods;
@@ -77,6 +79,56 @@ fn a_change_of_services_between_two_parts_ends() {
         ticks += 1;
     }
     assert!(ticks > 1 && ticks < 1_000, "{ticks}");
+}
+
+/// Many objects are taken over in lots, and changes of Services go between; nobody takes the part of a change for all of it.
+#[test]
+fn services_do_not_wait_for_many_objects() {
+    let machine = MemoryKernel::new([]);
+    machine.set_part(2);
+    let mut rig = Rig::new([DesiredObject::Policy(PolicyObject::Namespace(
+        "shop".into(),
+    ))]);
+    begin(&mut rig, &machine);
+    rig.snapshot();
+    rig.idle();
+    let peer = |number: u8| {
+        DesiredObject::Policy(PolicyObject::Peer(Peer {
+            address: [10, 0, 2, number].into(),
+            class: PeerId([1; 16]),
+            tier: None,
+        }))
+    };
+    let elements = |rig: &Rig| rig.core.report().policies[0].elements;
+    let before = elements(&rig);
+    for there in [true, false] {
+        for number in 0..9 {
+            if there {
+                rig.plane.put(&peer(number));
+            } else {
+                rig.plane.delete(&peer(number).key());
+            }
+        }
+        rig.delta();
+        rig.put(&svc(
+            "web",
+            &[if there { "10.0.1.7:80" } else { "10.0.1.8:80" }],
+        ));
+        assert!(rig.core.report().families[0].programmed);
+        assert!(rig.revisions().0 < rig.plane.revision);
+        rig.idle();
+        assert_eq!(rig.revisions().0, rig.plane.revision);
+        assert_eq!(elements(&rig), before + if there { 9 } else { 0 });
+    }
+    // What another program does is compared with all of a change.
+    (0..9).for_each(|number| rig.plane.put(&peer(number)));
+    rig.delta();
+    rig.core.tick(rig.now);
+    machine.disturb(0, Disturbance::DeleteTable(TableKind::Policies, Family::V4));
+    rig.core.listen(rig.now);
+    rig.idle();
+    assert_eq!(rig.revisions().0, rig.plane.revision);
+    assert_eq!(elements(&rig), before + 9);
 }
 
 /// NP19: unknown Pods of a node are cut off until policies are known, and no position is reported before.

@@ -133,7 +133,7 @@ fn h_a_refused_update_is_not_measured() {
     rig.plane.triggers = vec![trigger(1, Family::V4, rig.now.ms)];
     rig.plane.put(&svc("a", &["10.0.0.1:80"]));
     let mut update = rig.plane.delta_update();
-    update.changes.clear();
+    update.changes = Default::default();
     assert!(rig.core.take(update).is_err());
     rig.plane.triggers.clear();
     rig.snapshot();
