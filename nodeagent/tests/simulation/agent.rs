@@ -42,6 +42,8 @@ pub(crate) struct Agent {
     /// The number of processes so far.
     starts: u64,
     pub(crate) restart_at: Option<Instant>,
+    /// Processes give the tables of NetworkPolicies no owner.
+    older: bool,
 }
 
 #[derive(Debug)]
@@ -64,6 +66,7 @@ impl Agent {
             thaw: [(); 2].map(|()| watch::Sender::new(Instant::now())),
             starts: 0,
             restart_at: Some(Instant::now()),
+            older: false,
         }
     }
 
@@ -91,7 +94,7 @@ impl Agent {
             cache: Some(Cache::in_memory(self.file.clone(), self.name())),
             offline_start: Some(OfflineStartSettings::default()),
         };
-        let (engine, work) = Engine::local(self.kernel.open(), restore);
+        let (engine, work) = Engine::local(self.kernel.open(self.older), restore);
         let identity = Identity {
             node: self.name(),
             instance: self.starts,
@@ -134,6 +137,18 @@ impl Agent {
             assert!(ended.is_ok(), "the engine ends when its handles are gone");
         }
         self.restart_at.get_or_insert(Instant::now());
+    }
+
+    /// Puts another version in the place of the process.
+    pub(crate) async fn replace(&mut self, lacks: u64) {
+        self.older = lacks != 0;
+        lock(&self.wire.weather).lacks = lacks;
+        self.stop().await;
+    }
+
+    /// Returns whether the version is not the newest one.
+    pub(crate) fn is_older(&self) -> bool {
+        self.older
     }
 
     /// Ends the process at once.

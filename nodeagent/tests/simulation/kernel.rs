@@ -80,8 +80,8 @@ impl Kernel {
         }
     }
 
-    /// Opens a backend for a new agent.
-    pub(crate) fn open(&self) -> Backend {
+    /// Opens a backend for a new agent; an older one gives the tables of NetworkPolicies no owner.
+    pub(crate) fn open(&self, older: bool) -> Backend {
         let side = |family| {
             let kernel = self.clone();
             Box::new(KernelSide {
@@ -95,7 +95,10 @@ impl Kernel {
         let tables = self.tables.as_ref().map(MemoryKernel::open);
         Backend {
             notifications: Some(Box::new(self.clone())),
-            policies: tables.map_or(noop.policies, |tables| tables.policies),
+            policies: match tables.map_or(noop.policies, |tables| tables.policies) {
+                policies if older => policies.without_owner(),
+                policies => policies,
+            },
             ..noop
         }
     }
@@ -243,6 +246,7 @@ impl Kernel {
             broken,
             ..State::default()
         };
+        lock(&self.ledger).serves(self.node, &state.written);
     }
 
     /// Shows what agents wrote, and the ServicePorts that the kernel refused.
@@ -331,8 +335,9 @@ impl Side for KernelSide {
             self.sweeps.committed(&change, &applied.failures, sides, connections)
         };
         connections.begin(&after);
-        drop(state);
         let mut ledger = lock(&self.kernel.ledger);
+        ledger.serves(self.kernel.node, &state.written);
+        drop(state);
         if let Some(wrong) = wrong {
             ledger.break_invariant(C1, format!("on n{}, {wrong}", self.kernel.node));
         }

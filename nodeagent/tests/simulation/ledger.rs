@@ -1,5 +1,6 @@
 //! Everything that replicas have published, and what is known of agents.
 
+mod hooks;
 mod invariants;
 mod verdicts;
 
@@ -13,6 +14,7 @@ use kplane_desired_state::k8s::Kind;
 use kplane_model::Family;
 use tokio::time::Instant;
 
+use self::hooks::Leaving;
 pub(crate) use self::verdicts::Claim;
 use self::verdicts::{States, Verdicts};
 use crate::oracle::{Entry, Key, Marks, Side, expected, hash};
@@ -44,6 +46,9 @@ pub(crate) const C1: &str = "C1: connections end only if they wait for an endpoi
 pub(crate) const N1: &str = "N1: a kernel passes no packet that all states deny in which it may be";
 pub(crate) const N2: &str = "N2: a kernel drops no packet that all states allow in which it may be";
 pub(crate) const N3: &str = "N3: the control plane answers what NetworkPolicies say";
+
+pub(crate) const H1: &str =
+    "H1: no kernel of a node in reach leads to a Pod once its preStop hook is answered";
 
 pub(crate) const FROZEN: &str = "a node that is frozen takes no state that came later";
 pub(crate) const FITS: &str = "every update adds up to its digest";
@@ -121,6 +126,8 @@ struct Notes {
     /// The verdicts that the kernel may have at positions without a word of NetworkPolicies, and whether others were beside
     /// them.
     kept: BTreeMap<Position, (Answers, bool)>,
+    /// The replica with which the agent speaks, and since when.
+    joined: Option<(u64, Instant)>,
 }
 
 impl Notes {
@@ -143,6 +150,11 @@ pub(crate) struct Ledger {
     packets: Arc<[Packet]>,
     /// What each replica's last state says of them, and the number of its changes.
     judged: BTreeMap<u64, (u64, Verdicts)>,
+    /// Pods that wait to end, by the tokens of their questions.
+    leaving: BTreeMap<u64, Leaving>,
+    asked: u64,
+    /// What kernels have.
+    served: Vec<Sides>,
     pub(crate) violation: Option<Violation>,
     trace: DefaultHasher,
     /// What happened, in words; empty unless asked for.
@@ -165,6 +177,9 @@ impl Ledger {
             agents: (0..nodes).map(|_| Notes::default()).collect(),
             packets: packets.into(),
             judged: BTreeMap::new(),
+            leaving: BTreeMap::new(),
+            asked: 0,
+            served: (0..nodes).map(|_| Sides::default()).collect(),
             violation: None,
             trace: DefaultHasher::new(),
             story: reported.then(Vec::new),

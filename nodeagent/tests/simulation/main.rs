@@ -21,7 +21,8 @@
 //! Replicas start with old or incomplete lists and with other flags, lag, stop or lose the API server. Operators freeze nodes. Connections are slow, stall, break
 //! or fall silent. Agents freeze, crash and start from an old or torn cache file, and kernels refuse changes. In one seed of four, links
 //! between machines break as well, and replicas look for dead nodes. Half of the seeds play some groups of such steps only, since
-//! few kinds of steps lead further (`plan.rs`). Sources speak as reflectors do: what these make of replays, of lists that are older
+//! few kinds of steps lead further (`plan.rs`). Agents and replicas of other versions lack capabilities, and such agents give their
+//! tables of NetworkPolicies another layout. Pods end whose preStop hooks ask, and kernels say whether they may (H1). Sources speak as reflectors do: what these make of replays, of lists that are older
 //! and of versions that expire is tested beside them. Besides I1 to I5, no node is suspected that others
 //! reach, every update adds up to its digest, no agent asks for streams without a pause, and no task panics. All
 //! random waits come from `model/src/chance.rs`, and loops poll their events in a fixed order (`biased`), so that a

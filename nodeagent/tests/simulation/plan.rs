@@ -3,10 +3,11 @@
 use std::time::Duration;
 
 use kplane_desired_state::admission::Enforce;
+use kplane_proto::v1::Capability;
 
 use crate::dice::Dice;
 use crate::source::{CLIFF, Lacking};
-use crate::truth::OF_SERVICES;
+use crate::truth::{OF_SERVICES, SLICES};
 
 /// A simulation before it runs.
 #[derive(Clone, Debug)]
@@ -105,6 +106,11 @@ pub(crate) enum Step {
     Deaf(u8),
     /// An agent dies with one of its next changes of NetworkPolicies, which the kernel takes.
     Die(u8, u64),
+    /// A node gets an agent of another version: it lacks capabilities, as bits, and one that does gives its tables of
+    /// NetworkPolicies no owner.
+    Version(u8, u64),
+    /// A Pod of a slice is about to end, which a number chooses, and its preStop hook asks.
+    Leave(u8, u8, u64),
 }
 
 impl Step {
@@ -136,6 +142,8 @@ impl Step {
             Self::Copy(_) => return None,
             Self::Deaf(_) => 14,
             Self::Unseen(..) => 15,
+            Self::Version(..) => 17,
+            Self::Leave(..) => 18,
         })
     }
 }
@@ -146,6 +154,8 @@ pub(crate) struct Flags {
     pub(crate) policies: Option<Enforce>,
     /// The cliff guard: see [`CLIFF`].
     pub(crate) cliff: (usize, usize),
+    /// The capabilities that its version lacks, as bits.
+    pub(crate) lacks: u64,
 }
 
 impl Flags {
@@ -153,6 +163,7 @@ impl Flags {
         Self {
             policies: policies.then_some(Enforce::On),
             cliff: CLIFF,
+            lacks: 0,
         }
     }
 
@@ -237,6 +248,10 @@ const POLICIES: u64 = 0x9011_c1e5;
 const MARKS: u64 = 0xdead;
 /// The same of what seeds have besides, and of the groups of steps that they leave out.
 const SWARM: u64 = 0x5_3a63;
+/// The same of versions.
+const VERSIONS: u64 = 0x7e_2510;
+/// The same of Pods that end.
+const HOOKS: u64 = 0x40_0c5;
 
 impl Plan {
     /// Returns the plan of a seed.
@@ -309,6 +324,7 @@ impl Plan {
         plan.give_orders(&mut swarm, last + 1);
         plan.change_flags(&mut swarm, last + 1, other_flags);
         plan.disturb_more(&mut swarm, last + 1, groups);
+        plan.change_versions(last + 1, groups);
         let is_played = |step: &Step| step.group().is_none_or(|group| groups >> group & 1 == 1);
         let mut at = 0..;
         plan.steps.retain(|(step, _)| at.next() <= Some(last) || is_played(step));
@@ -352,6 +368,43 @@ impl Plan {
             };
             let at = self.place(dice, after);
             self.steps.insert(at, (step, dice.time(100)));
+        }
+    }
+
+    /// Adds changes of versions to the steps after the start, and Pods that end.
+    fn change_versions(&mut self, after: usize, groups: u64) {
+        let dice = &mut Dice::new(self.seed ^ VERSIONS);
+        let changes = groups & OTHER_VERSIONS != 0 && dice.one_in(2);
+        for _ in 0..if changes { 1 + dice.below(5) } else { 0 } {
+            let lacks = if dice.one_in(3) { 0 } else { lacks(dice) };
+            let at = self.place(dice, after);
+            if dice.one_in(2) {
+                // One that knows no NetworkPolicies is not served where there are some.
+                let knows_none = self.policies && dice.one_in(4);
+                let lacks = lacks | if knows_none { POLICIES_KNOWN & dice.number() } else { 0 };
+                let step = Step::Version(dice.small(self.nodes), lacks);
+                self.steps.insert(at, (step, dice.time(2_000)));
+                continue;
+            }
+            let replica = usize::try_from(dice.below(self.replicas as u64)).unwrap_or(0);
+            let usual = Flags::usual(self.policies);
+            let flags = Step::Flags(replica, Flags { lacks, ..usual });
+            let start = Step::Start(replica, 0, Lacking::default(), false);
+            let starts = [(flags, Duration::ZERO), (start, dice.time(2_000))];
+            self.steps.splice(at..at, starts);
+        }
+        self.end_pods(after, groups);
+    }
+
+    /// Adds Pods that end to the steps after the start.
+    fn end_pods(&mut self, after: usize, groups: u64) {
+        let dice = &mut Dice::new(self.seed ^ HOOKS);
+        let ends = groups & ENDS != 0 && !self.dark;
+        for _ in 0..if ends { 2 + dice.below(8) } else { 0 } {
+            let (service, slice) = (dice.small(self.services), dice.small(SLICES));
+            let at = self.place(dice, after);
+            let step = Step::Leave(service, slice, dice.number());
+            self.steps.insert(at, (step, dice.time(400)));
         }
     }
 
@@ -525,6 +578,8 @@ const USUAL: u64 = (1 << 12) - 1;
 const ORDERS: u64 = 1 << 12;
 const FLAGS: u64 = 1 << 13;
 const MORE: u64 = 1 << 16;
+const OTHER_VERSIONS: u64 = 1 << 17;
+const ENDS: u64 = 1 << 18;
 
 /// Returns the groups of steps that a seed plays, as bits. Few kinds of steps lead further than all at once.
 fn groups(dice: &mut Dice) -> u64 {
@@ -534,6 +589,23 @@ fn groups(dice: &mut Dice) -> u64 {
         2 => dice.number(),
         _ => dice.number() & dice.number(),
     }
+}
+
+/// The capabilities that agents and control planes need not have, as bits.
+const BESIDE: u64 = bit(Capability::Ranges)
+    | bit(Capability::Packed)
+    | bit(Capability::Beats)
+    | bit(Capability::Urgent)
+    | bit(Capability::Draining);
+const POLICIES_KNOWN: u64 = bit(Capability::Policies) | bit(Capability::ClusterPolicies);
+
+const fn bit(capability: Capability) -> u64 {
+    1 << (capability as u64 - 1)
+}
+
+/// Returns capabilities that a version lacks.
+fn lacks(dice: &mut Dice) -> u64 {
+    BESIDE & if dice.one_in(3) { u64::MAX } else { dice.number() }
 }
 
 /// Returns a small limit, if there is one.

@@ -13,6 +13,7 @@ use kplane_desired_state::index::{CliffGuard, Guarded, Index, Suspicion, Suspici
 use kplane_desired_state::k8s::Kind;
 use kplane_desired_state::source::{Batch, kubernetes};
 use kplane_policy::End;
+use kplane_status_api::server::prestop;
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 
@@ -103,9 +104,11 @@ impl Replica {
         };
         let authenticator = Authenticator::open(&config, Arc::clone(&hub), None).unwrap();
         let server = AgentServer::new(Arc::clone(&hub), authenticator);
+        tokio::spawn(answer_hooks(Arc::clone(&hub)));
         let listener = Listener {
             server,
             epoch,
+            lacks: flags.lacks,
             open: hub.shutdown().child_token(),
         };
         Self {
@@ -274,6 +277,16 @@ impl Replica {
                 });
             }
         }
+    }
+}
+
+/// Answers hooks until the replica ends.
+async fn answer_hooks(hub: Arc<Hub>) {
+    let stop = hub.shutdown().clone();
+    tokio::select! {
+        biased;
+        () = stop.cancelled() => {}
+        () = prestop::serve(hub, None) => {}
     }
 }
 

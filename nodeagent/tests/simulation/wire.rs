@@ -14,7 +14,7 @@ use hyper::body::Frame;
 use kp_nodeagent::sync::{Found, Link, OUTBOX, OpenError, Replica, Transport};
 use kplane_agents::streams::AgentServer;
 use kplane_proto::shared::{AgentService as _, Messages, PREFIX, frame};
-use kplane_proto::v1::{AgentMessage, ServerMessage, agent_message, server_message};
+use kplane_proto::v1::{AgentMessage, Leaving, ServerMessage, agent_message, server_message};
 use prost::Message as _;
 use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep, sleep_until};
@@ -42,6 +42,8 @@ pub(crate) struct Listener {
     pub(crate) epoch: u64,
     /// Ends with the replica.
     pub(crate) open: CancellationToken,
+    /// The capabilities that the replica's version lacks, as bits.
+    pub(crate) lacks: u64,
 }
 
 /// The way of one agent to all replicas.
@@ -63,6 +65,10 @@ pub(crate) struct Weather {
     pub(crate) latency: Duration,
     /// Nothing reaches the agent before.
     pub(crate) stalled_until: Instant,
+    /// The capabilities that the agent's version lacks, as bits.
+    pub(crate) lacks: u64,
+    /// The way into the latest stream.
+    asks: Option<mpsc::WeakSender<AgentMessage>>,
     /// Streams, and whether they carry anything.
     streams: Vec<(CancellationToken, CancellationToken)>,
 }
@@ -72,6 +78,8 @@ impl Weather {
         Self {
             latency: Duration::ZERO,
             stalled_until: Instant::now(),
+            lacks: 0,
+            asks: None,
             streams: Vec::new(),
         }
     }
@@ -79,6 +87,15 @@ impl Weather {
     /// Breaks all streams.
     pub(crate) fn cut(&mut self) {
         self.streams.drain(..).for_each(|(cut, _)| cut.cancel());
+    }
+
+    /// Has the agent ask when no kernel leads to a Pod any more. Returns whether there is a stream for that.
+    pub(crate) fn ask(&self, leaving: Leaving) -> bool {
+        let stream = self.asks.as_ref().and_then(mpsc::WeakSender::upgrade);
+        let message = AgentMessage {
+            kind: Some(agent_message::Kind::Leaving(leaving)),
+        };
+        stream.is_some_and(|stream| stream.try_send(message).is_ok())
     }
 
     /// Makes all streams carry nothing any more. Streams that begin later work.
@@ -125,7 +142,7 @@ impl Transport for Wire {
         std::future::ready(vec![Ok(replicas.collect())])
     }
 
-    async fn open(&mut self, replica: Replica, hello: AgentMessage) -> Result<Link, OpenError> {
+    async fn open(&mut self, replica: Replica, mut hello: AgentMessage) -> Result<Link, OpenError> {
         let latency = self.latency();
         sleep(latency).await;
         if lock(&self.links).cut_until(self.node) > Instant::now() {
@@ -143,9 +160,14 @@ impl Transport for Wire {
                 reason: "refused".to_owned(),
             });
         };
+        let lacks = listener.lacks | lock(&self.weather).lacks;
+        if let Some(agent_message::Kind::Hello(hello)) = &mut hello.kind {
+            hello.capabilities &= !lacks;
+        }
         let stream = Stream {
             wire: self.clone(),
             epoch: listener.epoch,
+            lacks: listener.lacks,
             latency,
             cut: listener.open.child_token(),
             silent: CancellationToken::new(),
@@ -153,6 +175,7 @@ impl Transport for Wire {
         let ends = (stream.cut.clone(), stream.silent.clone());
         lock(&self.weather).streams.push(ends);
         let (outbox, messages) = mpsc::channel(OUTBOX);
+        lock(&self.weather).asks = Some(outbox.downgrade());
         // The channel has room, since nothing was sent before.
         let _ = outbox.try_send(hello);
         let (body, requests) = mpsc::channel(WINDOW);
@@ -181,6 +204,7 @@ impl Transport for Wire {
 struct Stream {
     wire: Wire,
     epoch: u64,
+    lacks: u64,
     latency: Duration,
     cut: CancellationToken,
     silent: CancellationToken,
@@ -249,7 +273,8 @@ impl Stream {
                 match item {
                     Ok(bytes) => {
                         partial.put(bytes);
-                        while let Some(message) = take(&mut partial) {
+                        while let Some(mut message) = take(&mut partial) {
+                            self.said(&mut message);
                             let _ = queue.send((at, Ok(message))).await;
                         }
                     }
@@ -279,6 +304,7 @@ impl Stream {
         };
         let silenced = async {
             self.silent.cancelled().await;
+            lock(&self.wire.ledger).leaves(self.wire.node, self.epoch);
             // The agent hears nothing, not even the end, until it gives up.
             to.closed().await;
         };
@@ -288,6 +314,25 @@ impl Stream {
             () = silenced => {}
             () = to.closed() => {}
             ((), ()) = async { tokio::join!(read, carry) } => {}
+        }
+        lock(&self.wire.ledger).leaves(self.wire.node, self.epoch);
+    }
+
+    /// Notes what a replica says at this moment, and takes out what its version does not say.
+    fn said(&self, message: &mut ServerMessage) {
+        let mut ledger = lock(&self.wire.ledger);
+        match &mut message.kind {
+            Some(server_message::Kind::Welcome(welcome)) => {
+                welcome.capabilities &= !self.lacks;
+                if self.lacks != 0 {
+                    welcome.beat_ms = 0;
+                }
+                ledger.joins(self.wire.node, self.epoch);
+            }
+            Some(server_message::Kind::Left(left)) => {
+                ledger.left(self.epoch, left.token, left.outcome());
+            }
+            _ => {}
         }
     }
 

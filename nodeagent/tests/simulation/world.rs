@@ -6,6 +6,8 @@ use std::time::Duration;
 use kp_nodeagent::desired::Position;
 use kplane_agents::overrides::{Overrides, Scope, Wish};
 use kplane_model::Family;
+use kplane_proto::convert::ip_bytes;
+use kplane_proto::v1::Leaving;
 use tokio::time::{Instant, sleep};
 
 use crate::agent::Agent;
@@ -17,7 +19,9 @@ use crate::plan::{Crash, Fault, Flags, Plan, Step, TableFault};
 use crate::reference::{Cluster, Packet};
 use crate::replica::Replica;
 use crate::source::Lacking;
-use crate::truth::{Id, KINDS, Object, Pod, SLICES, Service, Truth, node_name};
+use crate::truth::{
+    Condition, Id, KINDS, Object, Pod, SLICES, Service, Truth, node_name, pod_ip, slice_family,
+};
 use crate::wire::{Listener, Weather, Wire};
 use crate::written;
 
@@ -219,6 +223,7 @@ impl World {
             | Step::Policies(_) => {
                 self.write(step);
             }
+            Step::Leave(service, slice, number) => self.leave(*service, *slice, *number),
             Step::Start(replica, late, lacking, doubt) => {
                 self.start(*replica, *late, *lacking, *doubt).await;
             }
@@ -251,6 +256,43 @@ impl World {
         self.orders = self.orders.with(&wish).unwrap();
     }
 
+    /// A Pod is about to end: its slice says so, and its hook asks.
+    fn leave(&mut self, service: u8, slice: u8, number: u64) {
+        let id = Id::Slice(service, slice);
+        let object = self.truth.now().get(&id).map(|(_, object)| Arc::clone(object));
+        let Some(Object::Slice(pods)) = object.as_deref() else {
+            return;
+        };
+        let place = usize::try_from(number).unwrap_or(0).checked_rem(pods.len());
+        let Some(pod) = place.map(|place| pods[place]) else {
+            return;
+        };
+        let mut left = pods.clone();
+        left[place.unwrap_or(0)].condition = Condition::Draining;
+        self.truth.write(id, Some(Object::Slice(left)));
+        let ip = pod_ip(service, pod.number, slice_family(slice));
+        let token = lock(&self.ledger).ask((service, slice), ip);
+        let is_known = |replica: &Replica| {
+            let object = replica.view.objects.get(&id).map(|(_, object)| &**object);
+            let is_it = |other: &Pod| (other.number, other.node) == (pod.number, pod.node);
+            let is_served = replica.view.objects.contains_key(&Id::Service(service));
+            is_served && matches!(object, Some(Object::Slice(pods)) if pods.iter().any(is_it))
+        };
+        if !self.replicas.iter().flatten().all(is_known) {
+            // A replica that does not know the Pod or its Service asks nobody about it.
+            lock(&self.ledger).rewritten((service, slice), []);
+        }
+        let leaving = Leaving {
+            token,
+            addresses: vec![ip_bytes(ip)],
+            within_ms: 10_000,
+            ..Leaving::default()
+        };
+        let weather = Arc::clone(&self.agents[usize::from(pod.node)].wire.weather);
+        let asks = lock(&weather).ask(leaving);
+        lock(&self.ledger).note("leaves", || format!("{ip} of n{} asks: {asks}", pod.node));
+    }
+
     fn write(&mut self, step: &Step) {
         let truth = &mut self.truth;
         match step {
@@ -260,13 +302,21 @@ impl World {
             }
             Step::NoService(number) => {
                 truth.write(Id::Service(*number), None);
-                (0..SLICES).for_each(|slice| truth.write(Id::Slice(*number, slice), None));
+                for slice in 0..SLICES {
+                    lock(&self.ledger).rewritten((*number, slice), []);
+                    truth.write(Id::Slice(*number, slice), None);
+                }
             }
             Step::Slice(service, slice, seed) => {
-                let pods = Object::Slice(Pod::some(*slice, *seed, self.nodes));
-                truth.write(Id::Slice(*service, *slice), Some(pods));
+                let pods = Pod::some(*slice, *seed, self.nodes);
+                let ip = |pod: &Pod| pod_ip(*service, pod.number, slice_family(*slice));
+                lock(&self.ledger).rewritten((*service, *slice), pods.iter().map(ip));
+                truth.write(Id::Slice(*service, *slice), Some(Object::Slice(pods)));
             }
-            Step::NoSlice(service, slice) => truth.write(Id::Slice(*service, *slice), None),
+            Step::NoSlice(service, slice) => {
+                lock(&self.ledger).rewritten((*service, *slice), []);
+                truth.write(Id::Slice(*service, *slice), None);
+            }
             Step::Node(node, zone) => {
                 let (zone, ranged) = (*zone, self.policies && self.ranged);
                 truth.write(Id::Node(*node), Some(Object::Node { zone, ranged }));
@@ -379,6 +429,7 @@ impl World {
             | Step::Unseen(n, ..)
             | Step::Copy(n)
             | Step::Deaf(n)
+            | Step::Version(n, _)
             | Step::Die(n, _) => *n,
             _ => return,
         };
@@ -391,6 +442,7 @@ impl World {
             Step::Stall(_, time) => lock(&weather).stalled_until = Instant::now() + *time,
             Step::Freeze(_, time) => agent.freeze(*time),
             Step::Restart(_) => agent.stop().await,
+            Step::Version(_, lacks) => agent.replace(*lacks).await,
             Step::Crash(n, crash, time) => {
                 if *crash == Crash::Machine {
                     lock(&self.links).darken(*n, *time);
@@ -446,6 +498,9 @@ impl World {
                 agent.kernel.set_tables(v6, TableFault::None);
             }
             agent.freeze(Duration::ZERO);
+            if agent.is_older() {
+                agent.replace(0).await;
+            }
             let mut weather = lock(&agent.wire.weather);
             weather.latency = Duration::ZERO;
             weather.stalled_until = Instant::now();
