@@ -325,10 +325,15 @@ impl Plan {
         plan.change_flags(&mut swarm, last + 1, other_flags);
         plan.disturb_more(&mut swarm, last + 1, groups);
         plan.change_versions(last + 1, groups);
+        plan.keep(last, groups);
+        plan
+    }
+
+    /// Takes out the steps after the start that are of no group that is played.
+    fn keep(&mut self, last: usize, groups: u64) {
         let is_played = |step: &Step| step.group().is_none_or(|group| groups >> group & 1 == 1);
         let mut at = 0..;
-        plan.steps.retain(|(step, _)| at.next() <= Some(last) || is_played(step));
-        plan
+        self.steps.retain(|(step, _)| at.next() <= Some(last) || is_played(step));
     }
 
     /// Adds orders of operators to the steps after the start.
