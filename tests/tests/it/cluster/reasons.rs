@@ -202,7 +202,7 @@ fn fates(world: &World) -> Result<()> {
             pod("default/r-local:http", "node-1"),
             &[
                 "gets the packet",
-                "asked just now: does the same: it chooses one of 1 endpoint (services, ",
+                "asked just now: does the same: it chooses one of 1 endpoint (places)",
                 "only endpoints on node-1",
                 "sees the sender's address",
             ],
