@@ -301,6 +301,12 @@ impl Set {
         }
     }
 
+    /// Returns how many elements there is room for; `None` if that is not bounded. The kernel never enlarges such a set, and so
+    /// never lists an element twice while it does.
+    pub(super) fn room(self) -> Option<u32> {
+        matches!(self, Self::Classes | Self::InsideClasses).then_some(64)
+    }
+
     /// Returns what elements carry besides their key.
     pub fn carries(self) -> Carries {
         match self {

@@ -250,6 +250,9 @@ impl<'a> TableWriter<'a> {
             if set_flags(set) & NFT_SET_CONCAT != 0 {
                 w.nest(NFTA_SET_DESC, |w| put_field_lengths(w, fields, family));
             }
+            if let Some(room) = set.room() {
+                w.nest(NFTA_SET_DESC, |w| w.u32(NFTA_SET_DESC_SIZE, room));
+            }
             // The kernel requires this id. It serves for references within the batch, which kplane makes by
             // name.
             w.u32(NFTA_SET_ID, id);

@@ -84,7 +84,8 @@ struct Shared {
 
 impl Server {
     pub(super) fn start(ns: &NetNs) -> Result<Self> {
-        let listener = ns.run(|| Ok(TcpListener::bind("127.0.0.1:0")?))?;
+        // Browsers refuse some ports below 10,081, which the kernel may choose here.
+        let listener = ns.run(|| Ok(TcpListener::bind("127.0.0.1:8080")?))?;
         let shared = Arc::<Shared>::default();
         let (address, inside) = (listener.local_addr()?, Arc::clone(&shared));
         Ok(Self {
