@@ -24,11 +24,10 @@
 //!   flow anew, the other way round. A mark lasts as long as its flow, and costs no memory; the table takes it back when
 //!   it allows a packet of the side that began.
 //!
-//! **Invariants.** An entry of TCP or SCTP with a reply is never deleted because of a Service, unless its endpoint is dead. Nothing here runs before
-//! the commit, delays it or its report, or makes it fail. A commit that takes nothing from a Service or an address costs no
-//! system call. Every change is scanned for twice: a packet that
-//! was in transit during the commit may have created its entry by the old rules just after the first scan. What fails is
-//! scanned for again.
+//! **Invariants.** An entry of TCP or SCTP with a reply is never deleted because of a Service, unless its endpoint is dead.
+//! Nothing here runs before the commit, delays it or its report, or makes it fail. A commit that takes nothing from a Service or
+//! an address costs no system call. Every change is scanned for twice: a packet that was in transit during the commit may have
+//! created its entry by the old rules just after the first scan. What fails is scanned for again.
 
 mod flows;
 mod schedule;

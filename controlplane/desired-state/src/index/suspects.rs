@@ -43,7 +43,7 @@ pub struct Suspicions {
     pub nodes: BTreeMap<NodeName, Suspicion>,
     /// Their endpoints count as terminating. If not, it is only said what would happen.
     pub act: bool,
-    /// Those to whose endpoints connections end.
+    /// Dead nodes: connections to their endpoints end.
     pub dead: BTreeSet<NodeName>,
 }
 

@@ -1,5 +1,6 @@
 //! Schedule of the scans: soon after a commit and once again (for connections without a reply, once again only; for those to
-//! dead nodes, the first time only), with pauses after failures; and the processor time that scans may take. This module is pure; time is an argument.
+//! dead nodes, the first time only), with pauses after failures; and the processor time that scans may take. This module is
+//! pure; time is an argument.
 
 use std::collections::HashSet;
 use std::net::IpAddr;

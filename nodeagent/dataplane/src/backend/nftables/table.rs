@@ -16,7 +16,7 @@ use super::frontend::{Entry, Ops, diff, elements, place_of};
 use super::groups::{Groups, StagedGroups, sticky};
 use super::repair::Contents;
 use super::schema::{Class, Set};
-use super::word::draws;
+use super::word::DRAWS;
 use crate::backend::{Change, Failure};
 use crate::plan::{Frontend, FrontendAddr, NodePlan, ServicePlan};
 
@@ -33,7 +33,7 @@ pub(super) struct Table {
     hairpin: Counted<Destination>,
     affinity: Groups,
     node: NodePlan,
-    /// The elements of the maps of classes: [`draws`], from the first change on.
+    /// The elements of the maps of classes: [`DRAWS`], from the first change on.
     pub(super) draws: BTreeSet<Element>,
     /// Invalid elements that were found in the kernel. The next complete change deletes them.
     pub(super) strays: Vec<Element>,
@@ -142,7 +142,9 @@ impl Table {
         self.hairpin.accept(staged.hairpin);
         self.affinity.accept(staged.affinity);
         self.node = staged.node;
-        self.draws = draws().collect();
+        if self.draws != *DRAWS {
+            self.draws.clone_from(&DRAWS);
+        }
     }
 
     /// Returns a table with the content that was found in the kernel. No ServicePort owns anything in it yet.
@@ -406,9 +408,8 @@ impl TableStaging<'_> {
         if complete {
             first.delete.extend(&table.strays);
         }
-        let draws: BTreeSet<Element> = draws().collect();
-        first.delete.extend(table.draws.difference(&draws));
-        first.add.extend(draws.difference(&table.draws));
+        first.delete.extend(table.draws.difference(&DRAWS));
+        first.add.extend(DRAWS.difference(&table.draws));
         let (cluster_ips, [added, deleted]) = table.cluster_ips.stage(&self.cluster_ips, complete);
         let changed = [&added[..], &deleted[..]];
         let lone_ips = table.stage_lone(&self.staged.node, &cluster_ips, changed, complete);

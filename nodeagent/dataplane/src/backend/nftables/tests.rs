@@ -15,7 +15,7 @@ use super::decode::Decoder;
 use super::policy_schema::PolicySet;
 use super::table_kind::TableKind;
 use super::uapi::{NFTA_SET_ELEM_LIST_ELEMENTS, NFTA_SET_ELEM_LIST_SET};
-use super::word::draws;
+use super::word::DRAWS;
 use super::{Carries, Data, Destination, Element, ElementOp, Key, NodePort, Set, push_elements};
 use kplane_netlink::{Attributes, Batch, Messages};
 
@@ -70,7 +70,7 @@ fn elements(family: Family) -> impl Strategy<Value = Element> {
                     (Carries::Endpoint, _) => Some(Data::Endpoint(endpoint)),
                     (Carries::Chain, Set::Sticky(_)) => Some(Data::Pick(id)),
                     (Carries::Chain, Set::Classes | Set::InsideClasses) => {
-                        draws().next().unwrap().data
+                        DRAWS.first().unwrap().data
                     }
                     (Carries::Chain, _) if index % 2 == 0 => Some(Data::Keep(id)),
                     (Carries::Chain, _) => Some(Data::Split(id)),

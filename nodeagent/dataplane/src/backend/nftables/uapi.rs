@@ -1,5 +1,6 @@
 //! Numbers of the kernel's nf_tables interface, from linux/netfilter/nf_tables.h unless noted otherwise.
 
+pub(super) use kplane_netlink::conntrack::IPS_DST_NAT;
 pub(super) use kplane_netlink::nfproto;
 
 /// `NFNL_SUBSYS_NFTABLES` (linux/netfilter/nfnetlink.h).
@@ -217,9 +218,7 @@ pub(super) const CT_STATE_RELATED: u32 = 4;
 pub(super) const CT_STATE_NEW: u32 = 8;
 /// `NF_CT_STATE_BIT(IP_CT_ESTABLISHED) | NF_CT_STATE_BIT(IP_CT_RELATED)`.
 pub(super) const CT_STATES_KNOWN: u32 = 2 | 4;
-/// `IPS_DST_NAT` (linux/netfilter/nf_conntrack_common.h).
-pub(super) const IPS_DST_NAT: u32 = 1 << 5;
-/// `IPS_CONFIRMED`, of the same header.
+/// `IPS_CONFIRMED` (linux/netfilter/nf_conntrack_common.h).
 pub(super) const IPS_CONFIRMED: u32 = 1 << 3;
 
 /// `enum nft_dynset_attributes`, `enum nft_dynset_ops`.

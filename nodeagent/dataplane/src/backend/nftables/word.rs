@@ -16,6 +16,9 @@
 //!           31  set in all words, and in no priority that a program may set without privileges
 //! ```
 
+use std::collections::BTreeSet;
+use std::sync::LazyLock;
+
 use super::element::{Data, Element, Key};
 use super::schema::{Balancer, Class, Set};
 use crate::plan::Unserved;
@@ -103,9 +106,9 @@ pub(super) fn draw_mask(map: Set) -> u32 {
     Word::class_mask(balancer) | Word::NODEPORT
 }
 
-/// Returns the elements of the maps of classes, which are always the same.
-pub(super) fn draws() -> impl Iterator<Item = Element> {
-    Balancer::ALL.into_iter().flat_map(|balancer| {
+/// The elements of the maps of classes, which are always the same.
+pub(super) static DRAWS: LazyLock<BTreeSet<Element>> = LazyLock::new(|| {
+    let of = |balancer: Balancer| {
         let set = if balancer.is_inside() { Set::InsideClasses } else { Set::Classes };
         let kind = if balancer.by_address() { 0 } else { Word::NODEPORT };
         Class::all().map(move |class| Element {
@@ -113,5 +116,6 @@ pub(super) fn draws() -> impl Iterator<Item = Element> {
             key: Key::Number(Word(kind).with(balancer, Some(class)).0),
             data: Some(Data::Draw(balancer, class)),
         })
-    })
-}
+    };
+    Balancer::ALL.into_iter().flat_map(of).collect()
+});
