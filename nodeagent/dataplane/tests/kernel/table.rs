@@ -243,14 +243,16 @@ fn sixty_thousand_elements() {
 }
 
 /// A read within one generation returns no half transactions. The kernel itself reports changes only between
-/// two chunks of a dump, not those within one.
+/// two chunks of a dump, not those within one. The set that changes is small, so that the kernel does not enlarge it: while it
+/// does, it lists elements twice or not at all, in whatever generation.
 #[test]
 fn a_read_within_one_generation_is_not_torn() {
     in_netns(|| {
         let mut socket = socket_with_tables();
         let mut elements = many_elements(Family::V4, 500);
+        let guests = Set::FirewallServices;
         let guest = |number: u32| Element {
-            set: Set::FirewallServices,
+            set: guests,
             key: Key::Service(sample::destination(Family::V4, 10_000 + number)),
             data: None,
         };
@@ -281,7 +283,8 @@ fn a_read_within_one_generation_is_not_torn() {
                 let before = socket.generation().ok();
                 let read = read_elements(&mut socket, Family::V4);
                 if socket.generation().ok() == before {
-                    quiet.push(read.map(|found| found.len()));
+                    let found = read.unwrap();
+                    quiet.push(found.iter().filter(|found| found.set == guests).count());
                 } else {
                     disturbed += 1;
                 }
@@ -290,9 +293,7 @@ fn a_read_within_one_generation_is_not_torn() {
         });
         println!("{} quiet reads, {disturbed} disturbed", quiet.len());
         assert!(!quiet.is_empty() && disturbed > 0);
-        for read in quiet {
-            assert_eq!(read.unwrap(), elements.len());
-        }
+        assert!(quiet.iter().all(|guests| *guests == 1), "{quiet:?}");
     });
 }
 
