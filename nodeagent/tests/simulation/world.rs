@@ -279,7 +279,7 @@ impl World {
             is_served && matches!(object, Some(Object::Slice(pods)) if pods.iter().any(is_it))
         };
         if !self.replicas.iter().flatten().all(is_known) {
-            // A replica that does not know the Pod or its Service asks nobody about it.
+            // A replica looks two seconds for a Pod that it does not know, and may be further behind than that.
             lock(&self.ledger).rewritten((service, slice), []);
         }
         let leaving = Leaving {

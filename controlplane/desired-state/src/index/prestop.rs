@@ -88,6 +88,11 @@ impl Index {
         })
     }
 
+    /// Returns whether no slice names an endpoint of a Service, or there is no such Service.
+    pub fn is_without_endpoints(&self, service: &ServiceName) -> bool {
+        self.effective(service).ports.iter().all(|(_, endpoints)| endpoints.is_empty())
+    }
+
     /// Returns why the rules of some node lead new connections for a Service to a Pod; `None` if no node's do.
     pub fn lead(&self, service: &ServiceName, pod: &PodEndpoints) -> Option<Lead> {
         self.effective(service)

@@ -8,7 +8,8 @@
 //! Each question has a task of its own, which looks again when a report or a change of the source comes. What is missing is
 //! in `wait.rs`. The criterion is [`Index::lead`](kplane_desired_state::index::Index::lead): the rules of no node lead new
 //! connections to the Pod. A node counts when it is in reach, and has confirmed when its kernel holds the first revision
-//! without the Pod. A node that its neighbours do not reach need not confirm. Nodes of other replicas confirm by the digest of the Service (`Standings`).
+//! without the Pod, and it keeps no Service whose absence it does not believe. A node that its neighbours do not reach need
+//! not confirm. Nodes of other replicas confirm by the digest of the Service (`Standings`).
 
 #[cfg(test)]
 mod tests;
@@ -23,7 +24,7 @@ use kplane_agents::hub::{Closing, Hub};
 use kplane_agents::peers::{Collected, Peers};
 use kplane_agents::prestop::Leaving;
 use kplane_desired_state::index::PodEndpoints;
-use kplane_desired_state::publish::{Followed, Store};
+use kplane_desired_state::publish::Followed;
 use kplane_model::select::Lead;
 use kplane_model::{NodeName, ServiceName};
 use kplane_proto::v1 as pb;
@@ -47,6 +48,8 @@ const REFRESH: Duration = Duration::from_millis(100);
 /// Time after the end of its stream for which a node is still in reach: its agent may be restarting, and its kernel goes on
 /// leading to the Pod.
 const AWAY: Duration = Duration::from_secs(30);
+/// Time for which a Pod that no EndpointSlice names is looked for: what this control plane reads may be late.
+const UNKNOWN: Duration = Duration::from_secs(2);
 /// Maximum number of Services that an answer names.
 const SERVICES: usize = 16;
 
@@ -67,6 +70,8 @@ struct Depart {
     /// The Pod's Services, and what other replicas tell of each.
     followed: Vec<(Followed, Others)>,
     wait: Wait,
+    /// Those of its Services that have no endpoints now. A node that does not believe this keeps them.
+    emptied: BTreeSet<ServiceName>,
     /// The latest time of the answer while rules lead to the Pod and no EndpointSlice says that it is terminating.
     unless_terminating: Instant,
     is_serving: bool,
@@ -112,11 +117,8 @@ impl Depart {
     ) -> Option<Self> {
         let mut head = hub.store().head();
         head.wait_for(|head| head.synced).await.ok()?;
-        let pod = hub
-            .index()
-            .look(move |index| index.pod_at(&node, &addresses, port))
-            .await
-            .ok()?;
+        let known = Self::known(&hub, &node, &addresses, port);
+        let pod = known.await.ok()?;
         let mut followed = Vec::new();
         for service in &pod.services {
             let others = Others::follow(peers, Some(service.clone())).await.ok()?;
@@ -127,9 +129,36 @@ impl Depart {
             hub,
             pod,
             followed,
+            emptied: BTreeSet::new(),
             unless_terminating: Instant::now(),
             is_serving: false,
         })
+    }
+
+    /// Returns the endpoints of a Pod, as soon as an EndpointSlice names it; nothing if none does for a while.
+    async fn known(
+        hub: &Hub,
+        node: &NodeName,
+        addresses: &[IpAddr],
+        port: u16,
+    ) -> Result<PodEndpoints, Closing> {
+        let mut changes = hub.index().summary();
+        let until = Instant::now() + UNKNOWN;
+        loop {
+            let began = Instant::now();
+            changes.mark_unchanged();
+            let (node, addresses) = (node.clone(), addresses.to_vec());
+            let pod = hub.index().look(move |index| index.pod_at(&node, &addresses, port)).await?;
+            if !pod.services.is_empty() {
+                return Ok(pod);
+            }
+            let pause = PAUSE.max(began.elapsed() * SHARE);
+            match timeout_at(until, changes.changed()).await {
+                Ok(changed) => changed.map_err(|_| Closing)?,
+                Err(_) => return Ok(pod),
+            }
+            sleep(pause).await;
+        }
     }
 
     /// Waits until nothing is missing, or a Pod that is not terminating has waited for long enough.
@@ -179,15 +208,16 @@ impl Depart {
         }
         let (pod, store) = (self.pod.clone(), Arc::clone(self.hub.store()));
         let looked = self.hub.index().look(move |index| {
-            let leads: Vec<(ServiceName, Option<Lead>)> = pod
-                .services
-                .iter()
-                .map(|service| (service.clone(), index.lead(service, &pod)))
-                .collect();
+            let services = || pod.services.iter();
+            let leads: Vec<(ServiceName, Option<Lead>)> =
+                services().map(|service| (service.clone(), index.lead(service, &pod))).collect();
+            let emptied = services().filter(|service| index.is_without_endpoints(service));
             let revision = store.head().borrow().revision;
-            (leads, index.is_terminating(&pod), revision)
+            let emptied = emptied.cloned().collect::<BTreeSet<_>>();
+            (leads, emptied, index.is_terminating(&pod), revision)
         });
-        let (leads, is_terminating, revision) = looked.await?;
+        let (leads, emptied, is_terminating, revision) = looked.await?;
+        self.emptied = emptied;
         self.is_serving = !is_terminating && leads.iter().any(|(_, lead)| lead.is_some());
         for (service, lead) in leads {
             self.wait.led(&service, lead, revision);
@@ -215,11 +245,19 @@ impl Depart {
                     .collect::<BTreeSet<_>>()
             };
             let service = followed.service().clone();
+            let is_emptied = self.emptied.contains(&service);
             self.wait.ask(&service, in_reach, |name, revision| {
                 // A dead node, or one whose agent and Node object are gone, leads nowhere.
                 suspects.nodes.contains_key(name)
                     || snapshot.node(name).is_none_or(|node| match node.elsewhere {
-                        None => holds(hub.store(), followed, (name, node), revision),
+                        None => {
+                            let report = report_of(hub.store(), node.record.as_deref());
+                            let wanted = hub.store().wanted_of_service(name, followed);
+                            report.is_some_and(|report| {
+                                holds(report, &service, wanted.min(revision))
+                                    && !(is_emptied && keeps(report))
+                            })
+                        }
                         Some(_) => standings.of(name, node).lag.is_none(),
                     })
             });
@@ -259,15 +297,14 @@ fn is_in_reach(hub: &Hub, node: &Node<'_>, others: &Collected) -> bool {
 }
 
 /// Returns whether a node's kernel holds a revision of a Service, by the last report of its agent.
-fn holds(
-    store: &Store,
-    followed: &Followed,
-    (name, node): (&NodeName, &Node<'_>),
-    revision: u64,
-) -> bool {
-    let wanted = store.wanted_of_service(name, followed).min(revision);
-    let report = report_of(store, node.record.as_deref());
-    report.is_some_and(|report| {
-        report.applied_revision >= wanted && failure_of(followed.service(), report, false).is_none()
-    })
+fn holds(report: &pb::Report, service: &ServiceName, revision: u64) -> bool {
+    report.applied_revision >= revision && failure_of(service, report, false).is_none()
+}
+
+/// Returns whether a node keeps a Service, or endpoints, whose absence it does not believe. Which ones its report does not say.
+fn keeps(report: &pb::Report) -> bool {
+    report
+        .held
+        .as_ref()
+        .is_some_and(|held| held.services + held.without_endpoints > 0)
 }

@@ -55,7 +55,8 @@ impl Ledger {
 
     /// Checks what a replica answers to a Pod that waits to end.
     pub(crate) fn left(&mut self, epoch: u64, token: u64, outcome: LeavingOutcome) {
-        self.note(("left", epoch, token, i32::from(outcome)), || {
+        // A change of the source wakes the questions in any order.
+        self.note(("left", epoch), || {
             format!("epoch {epoch} answers hook {token}: {outcome:?}")
         });
         let Some(Leaving { ip, since, .. }) = self.leaving.remove(&token) else {
@@ -72,11 +73,9 @@ impl Ledger {
                 .flat_map(|entry| &entry.places)
                 .any(|(_, place)| ends.iter().any(|end| place.leads_to(end)))
         };
-        // A replica asks the nodes that it reaches when the question comes, and does not know what a node keeps.
-        let is_asked = |notes: &Notes| {
-            let is_here = |(joined, at)| joined == epoch && at <= since;
-            notes.joined.is_some_and(is_here) && notes.holding == [false; 2]
-        };
+        // A replica asks the nodes that it reaches when the question comes.
+        let is_asked =
+            |notes: &Notes| notes.joined.is_some_and(|(joined, at)| joined == epoch && at <= since);
         let leading = self
             .agents
             .iter()

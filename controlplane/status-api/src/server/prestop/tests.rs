@@ -4,8 +4,8 @@ use kplane_agents::fleet::Session;
 use kplane_desired_state::admission::Admission;
 use kplane_desired_state::index::{Suspicion, Suspicions};
 use kplane_desired_state::k8s::Kind;
-use kplane_desired_state::source::Batch;
 use kplane_desired_state::source::manifests::parse;
+use kplane_desired_state::source::{Batch, Event};
 use kplane_model::ServiceKey;
 use tokio::sync::oneshot;
 
@@ -85,6 +85,81 @@ async fn the_time_of_a_hook_counts_for_a_pod_that_is_terminating() {
     let last = hub.streams().departures.latest().last().unwrap().1.clone();
     assert_eq!(last.reason, "n1 did not confirm");
     assert!(last.waited_ms >= 300, "{last:?}");
+}
+
+fn web() -> ServiceName {
+    ServiceName::new("shop", "web")
+}
+
+/// The same without the slice.
+fn without_slices() -> Batch {
+    let objects = OBJECTS.split("---").take(2).collect::<Vec<_>>().join("---");
+    Batch::sample(&Kind::ALL, parse(objects.into()).objects)
+}
+
+/// What this control plane reads may be late: the nodes of another replica may lead to a Pod that it does not know yet.
+#[tokio::test(start_paused = true)]
+async fn a_pod_that_no_slice_names_is_looked_for() {
+    let (hub, source) = Hub::sample_with_index("test", Admission::default());
+    source.send(without_slices()).await.unwrap();
+    let long = Duration::from_secs(30);
+    let began = Instant::now();
+    assert_eq!(ask(&hub, long).await, Some(LeavingOutcome::Gone));
+    assert_eq!(began.elapsed(), UNKNOWN);
+    let mut asked = Box::pin(ask(&hub, long));
+    let early = timeout_at(Instant::now() + UNKNOWN / 2, &mut asked).await;
+    assert!(early.is_err(), "{early:?}");
+    source.send(batch()).await.unwrap();
+    assert_eq!(asked.await, Some(LeavingOutcome::Bound));
+}
+
+/// A node that does not believe that a Service is gone goes on to lead to its Pods.
+#[tokio::test]
+async fn a_node_that_keeps_services_does_not_confirm_for_one_that_is_gone() {
+    let report = |hub: &Hub, services| pb::Report {
+        epoch: hub.store().epoch(),
+        applied_revision: u64::MAX,
+        held: Some(pb::Held {
+            services,
+            ..pb::Held::default()
+        }),
+        ..pb::Report::default()
+    };
+    for (emptied, services, outcome) in [
+        (true, 1, LeavingOutcome::Bound),
+        (true, 0, LeavingOutcome::Gone),
+        (false, 1, LeavingOutcome::Gone),
+    ] {
+        let (hub, source) = Hub::sample_with_index("test", Admission::default());
+        source.send(batch()).await.unwrap();
+        let (session, _lives, _asked) = Session::begin(
+            hub.agents(),
+            &"n1".into(),
+            &pb::Hello::default(),
+            String::new(),
+        )
+        .unwrap();
+        let within = if outcome == LeavingOutcome::Gone { 30_000 } else { 200 };
+        let asking = Arc::clone(&hub);
+        let mut asked =
+            tokio::spawn(async move { ask(&asking, Duration::from_millis(within)).await });
+        let early = timeout_at(Instant::now() + Duration::from_millis(20), &mut asked).await;
+        assert!(early.is_err(), "n1 has reported nothing: {early:?}");
+        if emptied {
+            let (before, _) = OBJECTS.split_once("endpoints:").unwrap();
+            let all = parse(format!("{before}endpoints: []").into()).objects;
+            let mut emptied = without_slices();
+            emptied.events = all.into_iter().map(|of| Event::Apply(Box::new(of))).collect();
+            source.send(emptied).await.unwrap();
+            let is_emptied = || hub.index().look(|index| index.is_without_endpoints(&web()));
+            while !is_emptied().await.unwrap() {
+                sleep(PAUSE).await;
+            }
+        }
+        session.report(report(&hub, services));
+        let what = format!("emptied: {emptied}, keeps {services}");
+        assert_eq!(asked.await.unwrap(), Some(outcome), "{what}");
+    }
 }
 
 /// A node confirms by a report of this control plane's state or a later one, in which the kernel holds the Service.
