@@ -67,6 +67,8 @@ reasons! {
     EndpointAvoided,
     /// A node's stream is gone, and its neighbours do not reach the node.
     NodeSuspected,
+    /// Agents ended connections to endpoints that are gone.
+    ConnectionsEnded,
 
     /// Policy Local: some nodes have no endpoint for clients outside of the cluster.
     ExternalPolicyLocal,

@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use kplane_model::fate::Setup;
-use kplane_model::{DesiredKey, EndpointAddr, Family, NodeFacts, ServiceKey};
+use kplane_model::{DesiredKey, EndpointAddr, Family, NodeFacts, ServiceKey, ServiceName};
 use kplane_proto::v1 as pb;
 use prost::Message as _;
 
@@ -21,6 +21,7 @@ use self::failures::{clip, failures_to_wire};
 use crate::desired::{Counts, Freshness, Held, Position, Reject, Resume};
 use crate::host_checks::Finding;
 use kplane_dataplane::backend::{RuleCounts, ServerCounts};
+use kplane_dataplane::conntrack::EndedConnections;
 use kplane_dataplane::policy::PolicyCounts;
 
 /// Most bytes of a report on the wire, whatever the length of names, because the control plane ends a stream
@@ -85,6 +86,8 @@ pub struct Report {
     pub findings: Vec<Finding>,
     /// The endpoints that the userspace proxy avoids, 32 at most.
     pub avoided: Avoided,
+    /// Numbers of connections that have ended, of the latest 64 Services.
+    pub ended: Vec<(ServiceName, EndedConnections)>,
     /// Sizes of the NetworkPolicies that each family enforces.
     pub policies: [PolicyCounts; 2],
 }
@@ -338,6 +341,7 @@ impl Report {
             avoided: self.avoided.iter().map(avoided_to_wire).collect(),
             now_ms: 0,
             policies: policies_to_wire(&self.policies),
+            ended: self.ended.iter().map(ended_to_wire).collect(),
         };
         let room = REPORT_BYTES.saturating_sub(report.encoded_len());
         report.failures = failures_to_wire(&self.failures, room);
@@ -420,6 +424,15 @@ fn avoided_to_wire((key, endpoint): &(ServiceKey, EndpointAddr)) -> pb::AvoidedE
     pb::AvoidedEndpoint {
         key: Some(key.into()),
         address: endpoint.to_string(),
+    }
+}
+
+fn ended_to_wire((service, ended): &(ServiceName, EndedConnections)) -> pb::EndedConnections {
+    pb::EndedConnections {
+        namespace: service.namespace.to_string(),
+        name: service.name.to_string(),
+        dead: ended.dead,
+        half_open: ended.half_open,
     }
 }
 

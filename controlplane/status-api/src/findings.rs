@@ -10,6 +10,7 @@
 
 mod avoided;
 mod broken;
+mod ended;
 mod endpoints;
 mod fleet;
 mod host_findings;
@@ -30,6 +31,7 @@ use kplane_proto::v1 as pb;
 
 pub(crate) use self::avoided::avoided;
 pub(crate) use self::broken::{Broken, WorstFirst};
+pub(crate) use self::ended::ended;
 pub(crate) use self::endpoints::is_published;
 pub(crate) use self::fleet::{Place, of_fleet, of_state};
 pub(crate) use self::host_findings::host_findings;

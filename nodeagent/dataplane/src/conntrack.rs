@@ -38,7 +38,9 @@ mod tracker;
 pub(crate) mod tests;
 
 pub(crate) use flows::{Filter, open};
-pub use totals::{BUCKETS, ConntrackCounts, ConntrackTotals, FailedScans, bucket_bound};
+pub use totals::{
+    BUCKETS, ConntrackCounts, ConntrackTotals, EndedConnections, FailedScans, bucket_bound,
+};
 pub use tracker::{Tracker, Verdict, Work};
 
 use std::cell::OnceCell;
@@ -197,6 +199,7 @@ impl SweeperThread {
             self.counts.count(family, swept.deleted, error, took);
         }
         self.counts.ended(family, swept.half_open, swept.dead, swept.cut);
+        self.counts.ended_of(std::mem::take(&mut swept.ended));
         let spent = processor_time()
             .zip(processor)
             .map_or(took, |(now, then)| now.saturating_sub(then));

@@ -380,6 +380,7 @@ impl Core {
             canary: self.followers.canary(),
             findings: self.followers.findings(&self.desired, &self.settings),
             avoided: self.followers.avoided(),
+            ended: self.followers.ended(),
             policies: self.policies.counts(),
         }
     }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::UNIX_EPOCH;
 
 use futures_util::future::OptionFuture;
-use kplane_dataplane::conntrack::{ConntrackCounts, FailedScans};
+use kplane_dataplane::conntrack::{ConntrackCounts, EndedConnections, FailedScans};
 use kplane_dataplane::plan::{NodePlan, NodeSettings};
 use kplane_model::{Family, ServiceKey, ServiceName, TrafficPolicy};
 use tokio::sync::watch;
@@ -131,6 +131,11 @@ impl Followers {
     pub(super) fn avoided(&self) -> Avoided {
         let proxy = self.proxy.as_ref();
         proxy.map_or_else(Vec::new, |proxy| proxy.borrow().avoided.clone())
+    }
+
+    /// Returns how many connections have ended, by Service.
+    pub(super) fn ended(&self) -> Vec<(ServiceName, EndedConnections)> {
+        self.conntrack.ended_by_service()
     }
 
     /// Returns what stands in the way of packets, and what is not known of the node's addresses.

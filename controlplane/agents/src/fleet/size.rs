@@ -15,6 +15,8 @@ const FAMILIES: usize = 2;
 const DRAINS: usize = 16;
 /// Maximum number of findings in a report; agents report fewer.
 const FINDINGS: usize = 16;
+/// Maximum number of Services whose connections ended in a report; agents report at most as many.
+const ENDED: usize = 64;
 /// Maximum number of avoided endpoints in a report; agents report at most as many.
 const AVOIDED: usize = 32;
 /// Maximum number of failures in a report; agents report fewer.
@@ -127,6 +129,11 @@ pub(crate) fn bound(report: &mut Report) -> Option<TooLong> {
     }
     cut.note("avoided", report.avoided.len(), AVOIDED);
     bound_avoided(&mut report.avoided);
+    cut.list("ended", &mut report.ended, ENDED);
+    for ended in &mut report.ended {
+        cut.text("ended.namespace", &mut ended.namespace, NAME);
+        cut.text("ended.name", &mut ended.name, NAME);
+    }
     if let Some(held) = &mut report.held {
         holding::bound(held);
     }

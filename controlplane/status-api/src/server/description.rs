@@ -77,6 +77,8 @@ fn findings_of(
             .iter()
             .map(|(facts, service_on_node)| (&facts.name, service_on_node.avoided.as_slice()));
         found.extend(findings::avoided(name, &detail.ports, announced));
+        let ended = nodes.iter().filter_map(|(facts, on)| Some((&facts.name, on.ended.as_ref()?)));
+        found.extend(findings::ended(ended));
         found.extend(isolated);
         found.sort_by_key(|finding| Reverse(finding.severity));
     }

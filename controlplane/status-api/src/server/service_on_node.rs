@@ -31,6 +31,8 @@ pub(super) struct ServiceOnNode {
     has_servers: bool,
     /// Endpoints of the Service that the node's userspace proxy avoids, if its agent is connected.
     pub(super) avoided: Vec<pb::AvoidedEndpoint>,
+    /// Connections of the Service that the node's agent has ended, if it is connected.
+    pub(super) ended: Option<pb::EndedConnections>,
     /// Errors and warnings about the node itself, if its agent is connected.
     pub(super) around: Vec<pb::Finding>,
 }
@@ -66,6 +68,7 @@ impl ServiceOnNode {
             }),
             has_servers: record.is_some_and(|record| record.connected && has_servers(record)),
             avoided: record.map_or_else(Vec::new, |record| avoided(name, record)),
+            ended: record.and_then(|record| ended(name, record)),
             around: record.map_or_else(Vec::new, around),
         }
     }
@@ -84,6 +87,7 @@ impl ServiceOnNode {
             last_change: self.last_change,
             has_servers: self.has_servers,
             avoided: self.avoided.clone(),
+            ended: self.ended.clone(),
             around: self.around.clone(),
         }
     }
@@ -107,6 +111,7 @@ impl ServiceOnNode {
             }),
             has_servers: reported.has_servers,
             avoided: reported.avoided.clone(),
+            ended: reported.ended.clone(),
             around: reported.around.clone(),
         }
     }
@@ -121,6 +126,15 @@ fn avoided(name: &ServiceName, record: &AgentRecord) -> Vec<pb::AvoidedEndpoint>
         key.is_some_and(|key| *key.namespace == *name.namespace && *key.name == *name.name)
     };
     all.filter(of_service).cloned().collect()
+}
+
+/// Returns how many connections of a Service a connected agent has ended, according to its report.
+fn ended(name: &ServiceName, record: &AgentRecord) -> Option<pb::EndedConnections> {
+    let report = if record.connected { record.report.as_ref() } else { None };
+    let all = report.into_iter().flat_map(|report| &report.ended);
+    let is_its =
+        |of: &&pb::EndedConnections| *of.namespace == *name.namespace && *of.name == *name.name;
+    all.cloned().find(|of| is_its(&of))
 }
 
 /// Returns what stands in the way of packets on the node of a connected agent, according to its report.

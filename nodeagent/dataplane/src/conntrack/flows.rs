@@ -1,13 +1,13 @@
 //! Listing, deleting and marking flows in the kernel.
 
 use std::cell::OnceCell;
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::net::IpAddr;
 
-use kplane_model::{EndpointAddr, Family, Protocol};
+use kplane_model::{EndpointAddr, Family, Protocol, ServiceName};
 use parking_lot::Mutex;
 
-use super::{FamilyState, Hand, Verdict, Work};
+use super::{EndedConnections, FamilyState, Hand, Verdict, Work};
 use crate::backend::nftables::CUT;
 use crate::own_addresses;
 use crate::plan::FrontendAddr;
@@ -94,7 +94,7 @@ impl Size {
 }
 
 /// What a pass did.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Swept {
     /// Number of deleted stale UDP flows.
     pub(super) deleted: u64,
@@ -104,6 +104,16 @@ pub(super) struct Swept {
     pub(super) dead: u64,
     /// Number of flows that were cut because policies deny them.
     pub(super) cut: u64,
+    /// Connections without a reply, and to dead nodes, that were found, by Service.
+    pub(super) ended: HashMap<ServiceName, EndedConnections>,
+}
+
+/// Flows to delete, by what counts them.
+#[derive(Debug, Default)]
+struct StaleFlows {
+    udp: Vec<Flow>,
+    half_open: Vec<Flow>,
+    dead: Vec<Flow>,
 }
 
 /// One pass over the flows of a family. Its state is locked for one entry at a time, so that a commit never waits for a
@@ -184,6 +194,32 @@ impl Pass<'_> {
         sent
     }
 
+    /// Notes a stale flow, if there is room.
+    fn note(
+        &self,
+        flow: Flow,
+        stale: &mut StaleFlows,
+        ended: &mut HashMap<ServiceName, EndedConnections>,
+    ) -> bool {
+        let is_replied = flow.is_replied();
+        let found = match flow.protocol {
+            Protocol::Udp => &mut stale.udp,
+            Protocol::Tcp | Protocol::Sctp if is_replied => &mut stale.dead,
+            Protocol::Tcp | Protocol::Sctp => &mut stale.half_open,
+        };
+        if found.len() >= MAX_HELD {
+            return false;
+        }
+        if flow.protocol != Protocol::Udp
+            && let Some(service) = self.state.lock().tracker.service_of(&flow)
+        {
+            let counts = ended.entry(service.clone()).or_default();
+            *if is_replied { &mut counts.dead } else { &mut counts.half_open } += 1;
+        }
+        found.push(flow);
+        true
+    }
+
     /// Lists and deletes until a list had no more flows than can be stored.
     fn clear(
         &self,
@@ -193,21 +229,13 @@ impl Pass<'_> {
     ) -> Result<(), SweepError> {
         let (seeks_stale, judges) = (self.work.seeks_stale(), !self.work.judged.is_empty());
         for _ in 0..MAX_ROUNDS {
-            let (mut stale, mut half_open, mut dead) = (Vec::new(), Vec::new(), Vec::new());
+            let mut stale = StaleFlows::default();
             let (mut lot, mut more) = (Vec::new(), false);
             let listed = socket.dump_each(selection.request(self.family), |message| {
                 if seeks_stale
                     && let Some(flow) = Flow::parse(message).filter(|flow| self.is_stale(flow))
                 {
-                    let found = match flow.protocol {
-                        Protocol::Udp => &mut stale,
-                        Protocol::Tcp | Protocol::Sctp if flow.is_replied() => &mut dead,
-                        Protocol::Tcp | Protocol::Sctp => &mut half_open,
-                    };
-                    match found.len() {
-                        ..MAX_HELD => found.push(flow),
-                        _ => more = true,
-                    }
+                    more |= !self.note(flow, &mut stale, &mut swept.ended);
                 } else if judges
                     && let Some(flow) = AnyFlow::parse(message).filter(|flow| self.is_judged(flow))
                 {
@@ -219,9 +247,9 @@ impl Pass<'_> {
             });
             more |= self.hand_over(lot);
             // These flows are stale, whatever happened to the rest of the list.
-            send(socket, &stale, Flow::delete, &mut swept.deleted)?;
-            send(socket, &half_open, Flow::delete, &mut swept.half_open)?;
-            send(socket, &dead, Flow::delete, &mut swept.dead)?;
+            send(socket, &stale.udp, Flow::delete, &mut swept.deleted)?;
+            send(socket, &stale.half_open, Flow::delete, &mut swept.half_open)?;
+            send(socket, &stale.dead, Flow::delete, &mut swept.dead)?;
             self.cut(socket, swept)?;
             listed?;
             if !more {

@@ -4,7 +4,7 @@ use std::collections::{HashMap, HashSet};
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use kplane_model::{Cidr, EndpointAddr, Family, Protocol, ServiceKey};
+use kplane_model::{Cidr, EndpointAddr, Family, Protocol, ServiceKey, ServiceName};
 
 use crate::backend::{Change, Failure};
 use crate::plan::{FrontendAddr, ServicePlan};
@@ -28,6 +28,7 @@ pub struct Tracker {
 
 #[derive(Debug, PartialEq, Eq)]
 struct Service {
+    name: ServiceName,
     /// The frontends, sorted.
     frontends: Box<[FrontendAddr]>,
     /// Endpoints to which flows of UDP may go on (F2), or connections may begin. Sorted.
@@ -46,6 +47,7 @@ impl Service {
         };
         dead.retain(|at| serving.binary_search(at).is_err());
         Self {
+            name: plan.key.service.clone(),
             frontends: frontends.into(),
             serving: serving.into(),
             dead: dead.into(),
@@ -306,6 +308,17 @@ impl Tracker {
             Some(true) if self.serves_node_ports(to.ip()) => Verdict::StaleIfLocal,
             _ => Verdict::Keep,
         }
+    }
+
+    /// Returns the Service that a flow was sent to; `None` if no ServicePort has its place now.
+    pub(super) fn service_of(&self, flow: &Flow) -> Option<&ServiceName> {
+        let (to, protocol) = (flow.original.destination, flow.protocol);
+        let (ip, port) = (to.ip(), to.port());
+        let places = [
+            FrontendAddr::Address { ip, protocol, port },
+            FrontendAddr::NodePort { protocol, port },
+        ];
+        places.iter().find_map(|at| self.owners.get(at)).map(|owner| &owner.name)
     }
 
     /// Returns whether a flow to this place is stale; `None` when no ServicePort has or had this place.

@@ -476,7 +476,16 @@ fn written_after_the_verdict(objects: &[Value], change: impl Fn(&mut Config)) ->
     cluster.set_link(port_of(VICTIM), true)?;
     cluster.suspects(&[])?;
     established.go_on()?;
-    cluster.all_are_there()
+    cluster.all_are_there()?;
+    eventually(DEADLINE, "the ended connections in reports", || {
+        let reports = cluster.agents.iter().map(NodeAgent::report);
+        let ended = reports.flat_map(|report| report.ended).map(|(_, of)| of.dead).sum::<u64>();
+        ensure!(
+            ended >= (established.dead.len() + all) as u64,
+            "{ended} are reported"
+        );
+        Ok(())
+    })
 }
 
 pub(crate) fn connections_to_a_dead_node_end_with_the_next_packet() -> Result<()> {

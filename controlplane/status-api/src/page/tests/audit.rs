@@ -188,6 +188,7 @@ fn reports() -> Vec<(pb::Report, &'static str, [&'static str; 3])> {
         steps: _,
         now_ms: _,
         policies: _,
+        ended: _,
     } = pb::Report::default();
     let family = |family| pb::Report {
         families: vec![family],
