@@ -31,7 +31,7 @@ use jiff::SignedDuration;
 
 pub(crate) use connection::{Identity, KUBECONFIG, Place, STATUS_PORT, Server};
 pub(crate) use freeze::FreezeArgs;
-pub(crate) use help::command;
+pub(crate) use help::{command, options};
 pub(crate) use kinds::{FirstWord, KindArgs};
 pub(crate) use lists::{
     DescribeCommand, GetCommand, ListArgs, NodesArgs, PoliciesArgs, ProxiedArgs, RowArgs,
@@ -76,14 +76,6 @@ const GLOBAL: &str = "Global options";
 #[derive(Debug, Parser)]
 #[command(name = PROGRAM, version, max_term_width = 100)]
 #[command(after_help = "\
-How the control plane is found:
-  1. The one at --server or KPLANE_SERVER, with the certificate and the token of the flags. Your
-     kubeconfig is not used.
-  2. Or else the one in the cluster of your kubeconfig, through the API server, with the credentials
-     of the kubeconfig. The flags replace them.
-  3. Or else, if no kubeconfig names a cluster, the one at 127.0.0.1:7466.
-  The flags --kubeconfig, --context and --kplane-namespace come before KPLANE_SERVER.
-
 Exit codes:
   0  done            3  status --check: nodes not in sync, or errors in the input
   1  server error    4  approve, migrate, uninstall: not approved
@@ -353,6 +345,20 @@ Examples:
         /// The shell
         shell: Shell,
     },
+    /// Show the options of every command, and how the control plane is found
+    #[command(after_help = "\
+How the control plane is found:
+  1. The one at --server or KPLANE_SERVER, with the certificate and the token of the flags. Your
+     kubeconfig is not used.
+  2. Or else the one in the cluster of your kubeconfig, through the API server, with the credentials
+     of the kubeconfig. The flags replace them.
+  3. Or else, if no kubeconfig names a cluster, the one at 127.0.0.1:7466.
+  The flags --kubeconfig, --context and --kplane-namespace come before KPLANE_SERVER.
+
+Examples:
+  kpctl options
+  kpctl status --context prod --timeout 30s")]
+    Options,
     /// Write the manual pages of all commands into a directory
     #[command(
         hide = true,
@@ -391,7 +397,7 @@ impl Cli {
     /// Parses the command line. Exits for `--help`, and with code 2 for a wrong command line.
     pub(crate) fn from_command_line(called: &str) -> Self {
         let program = named(called);
-        let definition = command(program);
+        let definition = help::brief(command(program), program);
         let words = spread(&definition, std::env::args_os().collect());
         let parsed = definition.try_get_matches_from(words);
         let cli = parsed.and_then(|matches| {

@@ -109,6 +109,10 @@ pub(crate) async fn run(cli: Cli) -> Result<Verdict, Failure> {
         Command::Check(args) => check::run(&cli, args).await,
         Command::Migrate(command) => migrate::run(&cli, command).await,
         Command::Uninstall(args) => uninstall::run(&cli, args).await,
+        Command::Options => {
+            io::Write::write_all(&mut io::stdout(), args::options(cli.program).as_bytes())?;
+            Ok(Verdict::Done)
+        }
         Command::Man { directory } => man(cli.program, directory),
         Command::Completion { shell } => {
             let mut script = Vec::new();

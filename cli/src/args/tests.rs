@@ -22,6 +22,27 @@ fn every_command_has_examples() {
 }
 
 #[test]
+fn help_lists_each_command_once_and_options_lists_what_it_leaves_out() {
+    let mut short = help::brief(command(PROGRAM), PROGRAM);
+    let named: Vec<_> = help::GROUPS.iter().flat_map(|(_, names)| *names).copied().collect();
+    let shown = short.get_subcommands().filter(|sub| !sub.is_hide_set());
+    let mut wanted: Vec<_> = shown.map(clap::Command::get_name).collect();
+    let mut sorted = named.clone();
+    sorted.sort_unstable();
+    wanted.sort_unstable();
+    assert_eq!(sorted, wanted);
+    let (text, all) = (short.render_help().to_string(), options(PROGRAM));
+    for flag in ["--server <", "--token-file <", "--timeout <"] {
+        assert!(!text.contains(flag) && all.contains(flag), "{flag}: {text}");
+    }
+    assert!(text.contains("--output <FORMAT>"), "{text}");
+    assert!(
+        options(PLUGIN).contains("\n  kubectl kplane options"),
+        "{all}"
+    );
+}
+
+#[test]
 fn help_knows_the_plugin_name() {
     let mut plugin = command(PLUGIN);
     let help = plugin.render_help().to_string();

@@ -74,7 +74,9 @@ impl Desired {
     /// Returns why the node's NetworkPolicies may not be those of the cluster, if that is so.
     pub fn policy_doubt(&self) -> Option<&'static str> {
         match self.enforcement {
-            Enforcement::Unsaid => self.keeps_policies().then_some(UNSAID),
+            Enforcement::Unsaid => {
+                (!self.held.is_empty() && self.keeps_policies()).then_some(UNSAID)
+            }
             Enforcement::Unread => Some(UNREAD),
             Enforcement::Off | Enforcement::On => None,
         }
