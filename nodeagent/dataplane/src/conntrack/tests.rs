@@ -1,6 +1,6 @@
 //! Tests of the scans after a commit, of the decision about stale flows, of the schedule, and of failures.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
 
 use kplane_model::{EndpointAddr, Family, KeyParts, Protocol, ServiceKey, ServiceName};
@@ -200,7 +200,7 @@ fn connecting(
     (key, Some(plan))
 }
 
-fn retired(protocol: Protocol, octets: &[u8]) -> HashSet<(Protocol, EndpointAddr)> {
+fn retired(protocol: Protocol, octets: &[u8]) -> BTreeSet<(Protocol, EndpointAddr)> {
     octets.iter().map(|octet| (protocol, endpoint(*octet))).collect()
 }
 

@@ -1,6 +1,6 @@
 //! The facts about ServicePorts that identify stale flows, and the scans that a commit requires. This module is pure.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::net::IpAddr;
 use std::sync::Arc;
 
@@ -91,9 +91,9 @@ pub struct Work {
     /// Places that belong to another ServicePort or are gone; those of UDP, also if they are new.
     pub frontends: HashSet<FrontendAddr>,
     /// Endpoints that no longer serve a ServicePort, and its protocol.
-    pub retired: HashSet<(Protocol, EndpointAddr)>,
+    pub retired: BTreeSet<(Protocol, EndpointAddr)>,
     /// Endpoints that are newly on a dead node, and their protocol.
-    pub dead: HashSet<(Protocol, EndpointAddr)>,
+    pub dead: BTreeSet<(Protocol, EndpointAddr)>,
     /// Addresses that are new among the endpoints of a ServicePort.
     pub came: HashSet<IpAddr>,
     /// Addresses that may do less by policies than before: the engine judges their flows.
@@ -136,7 +136,7 @@ impl Work {
         }
         for named in [&mut self.retired, &mut self.dead] {
             if named.len() > MAX_NAMED {
-                *named = HashSet::new();
+                named.clear();
             }
         }
     }
@@ -145,7 +145,7 @@ impl Work {
     pub(super) fn split_half_open(&mut self) -> Self {
         let is_half_open = |protocol| protocol != Protocol::Udp;
         let half_open = Self {
-            retired: self.retired.extract_if(|(protocol, _)| is_half_open(*protocol)).collect(),
+            retired: self.retired.extract_if(.., |(protocol, _)| is_half_open(*protocol)).collect(),
             frontends: self.frontends.extract_if(|at| is_half_open(at.protocol())).collect(),
             ..Self::default()
         };
@@ -153,12 +153,13 @@ impl Work {
     }
 
     /// Returns the part that is about connections without a reply to addresses that came back, as another Pod's: no reply
-    /// is awaited there.
+    /// is awaited there. Work: these addresses.
     pub(super) fn returned(&self, came: &HashSet<IpAddr>) -> Self {
-        let is_back = |(protocol, at): &&(Protocol, EndpointAddr)| {
-            *protocol != Protocol::Udp && came.contains(&at.ip)
-        };
-        let retired: HashSet<_> = self.retired.iter().filter(is_back).copied().collect();
+        let at = |ip: IpAddr, port| EndpointAddr { ip, port };
+        let back =
+            |protocol, ip| self.retired.range((protocol, at(ip, 0))..=(protocol, at(ip, u16::MAX)));
+        let places = came.iter().flat_map(|ip| [(Protocol::Tcp, *ip), (Protocol::Sctp, *ip)]);
+        let retired: BTreeSet<_> = places.flat_map(|(of, ip)| back(of, ip)).copied().collect();
         let is_tcp = |at: &&FrontendAddr| !retired.is_empty() && at.protocol() != Protocol::Udp;
         Self {
             frontends: self.frontends.iter().filter(is_tcp).copied().collect(),
