@@ -346,7 +346,9 @@ Examples:
         shell: Shell,
     },
     /// Show the options of every command, and how the control plane is found
-    #[command(after_help = "\
+    #[command(
+        hide = true,
+        after_help = "\
 How the control plane is found:
   1. The one at --server or KPLANE_SERVER, with the certificate and the token of the flags. Your
      kubeconfig is not used.
@@ -357,7 +359,8 @@ How the control plane is found:
 
 Examples:
   kpctl options
-  kpctl status --context prod --timeout 30s")]
+  kpctl status --context prod --timeout 30s"
+    )]
     Options,
     /// Write the manual pages of all commands into a directory
     #[command(

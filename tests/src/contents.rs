@@ -24,7 +24,10 @@ pub struct Contents {
 }
 
 /// Reads the elements until two lists are the same: while the kernel enlarges a set, it lists some twice or late.
-fn settled(ns: &NetNs, family: Family) -> Result<BTreeSet<Element>> {
+///
+/// # Errors
+/// The table cannot be read, or all lists differ.
+pub fn settled(ns: &NetNs, family: Family) -> Result<BTreeSet<Element>> {
     let list = || {
         let elements = ns.run(|| Ok(read_elements(&mut NfSocket::open()?, family)?))?;
         anyhow::Ok(elements.into_iter().collect::<BTreeSet<_>>())

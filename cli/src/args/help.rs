@@ -17,7 +17,7 @@ pub(super) const GROUPS: [(&str, &[&str]); 5] = [
     ("Ask nodes", &["probe", "wait"]),
     ("Change", &["approve", "freeze", "thaw"]),
     ("Install", &["check", "migrate", "uninstall"]),
-    ("Tools", &["bundle", "completion", "options", "version"]),
+    ("Tools", &["bundle", "completion", "version"]),
 ];
 
 /// The way to the options that `brief` hides.

@@ -30,7 +30,8 @@ fn page(mut command: clap::Command, name: &str) -> String {
     let _ = write!(page, "\n{depth} {name}\n\n{}\n", lines.join("\n"));
     for below in command.get_subcommands() {
         // clap adds `help` to commands with others below them.
-        if below.get_name() != "help" && !below.is_hide_set() {
+        let is_listed = !below.is_hide_set() || below.get_name() == "options";
+        if is_listed && below.get_name() != "help" {
             let below_name = format!("{name} {}", below.get_name());
             let below = below.clone().mut_args(|arg| {
                 let everywhere = arg.is_global_set();

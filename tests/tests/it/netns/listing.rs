@@ -2,11 +2,11 @@
 //! (invariant: text).
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
-use kplane_dataplane::backend::nftables::read_elements;
 use kplane_model::Family;
-use kplane_netlink::NfSocket;
+use kplane_tests::contents::settled;
 use kplane_tests::netns::NetNs;
 use kplane_tests::privilege::need_tools;
 use serde_json::Value;
@@ -16,6 +16,9 @@ use crate::netns::policies::external_local;
 use crate::netns::restart::every_kind;
 use kplane_tests::support::nft::{load, need_loading, objects, run};
 use kplane_tests::support::{Scenario, Setup, World};
+use kplane_tests::wait::eventually;
+
+const DEADLINE: Duration = Duration::from_secs(10);
 
 pub(crate) fn a_printed_ruleset_loads_again_and_does_the_same() -> Result<()> {
     need_loading()?;
@@ -73,14 +76,25 @@ pub(crate) fn json_listings_agree_with_what_we_read_back() -> Result<()> {
     let node = world.node(1)?;
     run(node, &["-j", "list", "ruleset"])?;
     for family in Family::ALL {
-        let (printed, read) = (printed_counts(node, family)?, read_counts(node, family)?);
-        ensure!(printed == read, "{printed:?} {read:?}");
+        agrees_with_nft(node, family)?;
     }
     Ok(())
 }
 
+/// Wants `nft` and our own decoder to see the same, once the kernel has enlarged its sets.
+pub(crate) fn agrees_with_nft(ns: &NetNs, family: Family) -> Result<()> {
+    eventually(DEADLINE, "one content of a table", || {
+        let (printed, read) = (printed_counts(ns, family)?, read_counts(ns, family)?);
+        ensure!(
+            printed == read,
+            "{family}: nft sees {printed:?}, we {read:?}"
+        );
+        Ok(())
+    })
+}
+
 /// Number of elements by set, for those that have any, as `nft` sees it.
-pub(crate) fn printed_counts(ns: &NetNs, family: Family) -> Result<BTreeMap<String, usize>> {
+fn printed_counts(ns: &NetNs, family: Family) -> Result<BTreeMap<String, usize>> {
     let objects = objects(ns, family)?;
     let sets = objects
         .iter()
@@ -95,9 +109,8 @@ pub(crate) fn printed_counts(ns: &NetNs, family: Family) -> Result<BTreeMap<Stri
 
 /// The same as our own decoder sees it.
 pub(crate) fn read_counts(ns: &NetNs, family: Family) -> Result<BTreeMap<String, usize>> {
-    let elements = ns.run(|| Ok(read_elements(&mut NfSocket::open()?, family)?))?;
     let mut counts = BTreeMap::new();
-    for element in elements {
+    for element in settled(ns, family)? {
         *counts.entry(element.set.name().to_owned()).or_default() += 1;
     }
     Ok(counts)

@@ -11,7 +11,7 @@ use rand::rngs::StdRng;
 use rand::seq::{IndexedRandom as _, SliceRandom as _};
 use rand::{RngExt as _, SeedableRng as _};
 
-use crate::netns::listing::{printed_counts, read_counts};
+use crate::netns::listing::agrees_with_nft;
 use kplane_tests::contents::Contents;
 use kplane_tests::support::nft::nft;
 use kplane_tests::support::{
@@ -309,12 +309,7 @@ impl Walk {
 
     fn compare_with_nft(&self) -> Result<()> {
         for family in Family::ALL {
-            let ns = &self.agent.ns;
-            let (printed, read) = (printed_counts(ns, family)?, read_counts(ns, family)?);
-            ensure!(
-                printed == read,
-                "{family}: nft sees {printed:?}, we {read:?}"
-            );
+            agrees_with_nft(&self.agent.ns, family)?;
         }
         Ok(())
     }
