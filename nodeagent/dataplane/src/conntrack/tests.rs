@@ -258,6 +258,35 @@ fn f5_connections_without_a_reply_leave_an_endpoint_out_of_service() {
     }
 }
 
+/// An endpoint at another port of an address is the Pod that was there.
+#[test]
+fn an_address_comes_when_a_service_port_had_none_of_its_endpoints() {
+    let web = |ends: &[(u8, u16)]| {
+        let (key, mut plan) = connecting("web", Protocol::Tcp, CLUSTER_IP, &[]);
+        let ends = ends.iter().map(|(octet, port)| EndpointAddr {
+            port: *port,
+            ..endpoint(*octet)
+        });
+        plan.as_mut().unwrap().frontends[0].endpoints = ends.collect();
+        [(key, plan)]
+    };
+    let mut case = Case::of(&web(&[(1, 80), (2, 80)]));
+    for (ends, came) in [
+        (&[(1, 81), (2, 80)][..], &[][..]),
+        (&[(1, 81), (1, 80), (3, 1)], &[3]),
+        (&[(2, u16::MAX), (3, 1)], &[2]),
+    ] {
+        let change = Change {
+            family: Family::V4,
+            node: &case.node,
+            services: &web(ends),
+            complete: false,
+        };
+        let came: HashSet<_> = came.iter().map(|octet| endpoint(*octet).ip).collect();
+        assert_eq!(case.tracker.commit(&change, &[]).came, came, "{ends:?}");
+    }
+}
+
 /// What the endpoint has answered ends as well, if it is dead now, and nothing else does.
 #[test]
 fn connections_to_dead_endpoints_end() {

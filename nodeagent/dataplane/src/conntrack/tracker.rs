@@ -263,8 +263,8 @@ impl Tracker {
         }
         let Some(new) = new else { return };
         if !work.everything {
-            let before = |at: &&EndpointAddr| old.as_ref().is_some_and(|old| old.serves(at));
-            work.came.extend(new.serving.iter().filter(|at| !before(at)).map(|at| at.ip));
+            let before = |ip: &IpAddr| old.as_ref().is_some_and(|old| old.serves_on(*ip));
+            work.came.extend(new.serving.iter().map(|at| at.ip).filter(|ip| !before(ip)));
         }
         // After a start, a mark may be out of date.
         if let Some(old) = &old {
@@ -361,6 +361,13 @@ impl Service {
 
     fn serves(&self, server: &EndpointAddr) -> bool {
         self.serving.binary_search(server).is_ok()
+    }
+
+    /// Returns whether an endpoint with this address serves, at whatever port.
+    fn serves_on(&self, ip: IpAddr) -> bool {
+        let first = EndpointAddr { ip, port: 0 };
+        let at = self.serving.partition_point(|server| *server < first);
+        self.serving.get(at).is_some_and(|server| server.ip == ip)
     }
 
     fn is_dead(&self, server: &EndpointAddr) -> bool {
