@@ -131,10 +131,10 @@ fn avoided(name: &ServiceName, record: &AgentRecord) -> Vec<pb::AvoidedEndpoint>
 /// Returns how many connections of a Service a connected agent has ended, according to its report.
 fn ended(name: &ServiceName, record: &AgentRecord) -> Option<pb::EndedConnections> {
     let report = if record.connected { record.report.as_ref() } else { None };
-    let all = report.into_iter().flat_map(|report| &report.ended);
+    let mut all = report.into_iter().flat_map(|report| &report.ended);
     let is_its =
         |of: &&pb::EndedConnections| *of.namespace == *name.namespace && *of.name == *name.name;
-    all.cloned().find(|of| is_its(&of))
+    all.find(is_its).cloned()
 }
 
 /// Returns what stands in the way of packets on the node of a connected agent, according to its report.

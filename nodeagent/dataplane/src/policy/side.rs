@@ -155,9 +155,19 @@ impl PolicySide {
             (TableState::Absent, false) => Cost::default(),
             (TableState::Unknown, false) => self.remove_left(found)?,
             (TableState::Held(held), false) => {
-                applied.operations = 1;
-                drop(self.content.held.recorded());
-                held.delete()?
+                let changes = self.content.held.changes();
+                if changes.len() > self.part {
+                    // The kernel holds up all transactions while it frees what goes at once.
+                    let rest = (&mut self.rest, self.part);
+                    let cost = self.content.change(held, &changes, rest, &mut applied)?;
+                    applied.add(cost);
+                }
+                if self.rest.is_empty() {
+                    applied.operations += 1;
+                    held.delete()?
+                } else {
+                    Cost::default()
+                }
             }
             (TableState::Held(held), true) => {
                 let changes = self.content.held.changes();
@@ -180,8 +190,8 @@ impl PolicySide {
             // Any connection may have begun while another program's change was in effect.
             lost.extend(self.content.judged());
         }
-        self.table = if is_needed { table } else { TableState::Absent };
-        self.may_be_there = is_needed;
+        self.may_be_there = is_needed || !self.rest.is_empty();
+        self.table = if self.may_be_there { table } else { TableState::Absent };
         applied.add(cost);
         applied.rest = self.rest.len();
         self.lost.extend(lost);
@@ -227,17 +237,21 @@ impl PolicySide {
         Ok((new, cost))
     }
 
-    /// Sends the next part of the change.
+    /// Sends the next part of the change. A table that is empty then, and not needed, goes.
     pub(super) fn go_on(&mut self, applied: &mut PolicyApplied) -> Result<(), ApplyError> {
         let phases = part(&mut self.rest, self.part);
-        let TableState::Held(table) = &mut self.table else {
+        let mut table = std::mem::replace(&mut self.table, TableState::Unknown);
+        let TableState::Held(held) = &mut table else {
             return Err(ApplyError::unknown(self.content.family));
         };
-        let sent = table.go_on(&self.content, &phases);
-        if sent.is_err() {
-            self.table = TableState::Unknown;
-        }
+        let sent = held.go_on(&self.content, &phases);
         applied.add(self.note(sent)?);
+        if self.rest.is_empty() && !self.content.has_policies() {
+            applied.add(held.delete()?);
+            self.may_be_there = false;
+            table = TableState::Absent;
+        }
+        self.table = table;
         applied.rest = self.rest.len();
         Ok(())
     }
