@@ -302,6 +302,7 @@ impl Desired {
                 expected,
             });
         }
+        let is_heir = self.is_of(position);
         self.digest = digest;
         self.exact = exact;
         self.standing = Standing::Confirmed;
@@ -315,16 +316,27 @@ impl Desired {
         }
         self.note_enforcement(enforcement);
         self.advance(position);
+        let judged = match confidence {
+            Confidence::Whole if is_heir => Confidence::Confirmed,
+            confidence => confidence,
+        };
         let word = Word {
-            confidence,
+            confidence: judged,
             doubt,
             enforcement,
             now_ms,
         };
         let dirty = self.commit(whole, staged, &word);
-        self.confidence = (word.confidence, word.doubt);
+        self.confidence = (confidence, word.doubt);
         self.note_node();
         Ok(dirty)
+    }
+
+    /// Returns whether the state is exactly one of the control plane of a position. It has named all of it, so what it does not
+    /// name in a snapshot is gone, as in a difference: it forgets deletions where there are more than objects.
+    fn is_of(&self, position: Position) -> bool {
+        let last = self.positions.last();
+        self.exact && self.held.is_empty() && last.is_some_and(|last| last.epoch == position.epoch)
     }
 
     fn check_position(&self, update: &Update) -> Result<(), Refusal> {

@@ -154,21 +154,7 @@ impl PolicySide {
         let cost = match (&mut table, is_needed) {
             (TableState::Absent, false) => Cost::default(),
             (TableState::Unknown, false) => self.remove_left(found)?,
-            (TableState::Held(held), false) => {
-                let changes = self.content.held.changes();
-                if changes.len() > self.part {
-                    // The kernel holds up all transactions while it frees what goes at once.
-                    let rest = (&mut self.rest, self.part);
-                    let cost = self.content.change(held, &changes, rest, &mut applied)?;
-                    applied.add(cost);
-                }
-                if self.rest.is_empty() {
-                    applied.operations += 1;
-                    held.delete()?
-                } else {
-                    Cost::default()
-                }
-            }
+            (TableState::Held(held), false) => self.begin_to_delete(held, &mut applied)?,
             (TableState::Held(held), true) => {
                 let changes = self.content.held.changes();
                 lost = self.content.lost(&changes);
@@ -196,6 +182,26 @@ impl PolicySide {
         applied.rest = self.rest.len();
         self.lost.extend(lost);
         Ok(applied)
+    }
+
+    /// Deletes a table that is not needed any more. A large one is emptied in parts at first: the kernel holds up all
+    /// transactions while it frees what goes at once.
+    fn begin_to_delete(
+        &mut self,
+        table: &mut PolicyTable,
+        applied: &mut PolicyApplied,
+    ) -> Result<Cost, ApplyError> {
+        let changes = self.content.held.changes();
+        if changes.len() > self.part {
+            let rest = (&mut self.rest, self.part);
+            let cost = self.content.change(table, &changes, rest, applied)?;
+            applied.add(cost);
+        }
+        if !self.rest.is_empty() {
+            return Ok(Cost::default());
+        }
+        applied.operations += 1;
+        table.delete()
     }
 
     /// Makes a table where Pods may do everything until now, and sends the first part of the content.

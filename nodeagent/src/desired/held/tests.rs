@@ -338,6 +338,31 @@ fn kept_parts_of_policies_give_way_to_named_ones() {
     assert_eq!(left, BTreeSet::from(expected));
 }
 
+/// A control plane that forgets deletions sends a snapshot. It has named what it lacks, so that is gone, as after a difference;
+/// another control plane, or one that doubts its picture, may not know of it.
+#[test]
+fn what_the_same_control_plane_no_longer_names_is_gone() {
+    let mut objects = served(0..40);
+    objects.extend([policy(0), pod(1)]);
+    let first = Plane::new(objects.clone());
+    for (epoch, confidence, kept) in [
+        (first.epoch, Whole, false),
+        (first.epoch, Partial, true),
+        (first.epoch + 1, Whole, true),
+    ] {
+        let mut desired = holding(&objects);
+        let mut emptied = plane(epoch, confidence, served(0..1));
+        emptied.revision = first.revision + 1;
+        desired.apply(emptied.snapshot_update()).unwrap();
+        let left = there(&desired).len() > 1 && desired.has_policies();
+        assert_eq!(left, kept, "{epoch} {confidence:?}");
+        assert_eq!(desired.held_services() > 0, kept, "{epoch} {confidence:?}");
+        // What is kept from another one is judged as before.
+        desired.apply(emptied.snapshot_update()).unwrap();
+        assert_eq!(desired.held_services() > 0, kept, "{epoch} {confidence:?}");
+    }
+}
+
 /// All policies of a node are a cliff, however many Pods stay; so they are when the picture becomes whole later.
 #[test]
 fn many_pods_do_not_hide_that_all_policies_go() {
