@@ -154,7 +154,13 @@ impl PolicySide {
         let cost = match (&mut table, is_needed) {
             (TableState::Absent, false) => Cost::default(),
             (TableState::Unknown, false) => self.remove_left(found)?,
-            (TableState::Held(held), false) => self.begin_to_delete(held, &mut applied)?,
+            (TableState::Held(held), false) => {
+                // At once, however long the kernel takes: in a table that is emptied step by step, Pods that nobody judges any
+                // more would be unknown ones for a while, and cut off.
+                applied.operations = 1;
+                drop(self.content.held.recorded());
+                held.delete()?
+            }
             (TableState::Held(held), true) => {
                 let changes = self.content.held.changes();
                 lost = self.content.lost(&changes);
@@ -176,32 +182,12 @@ impl PolicySide {
             // Any connection may have begun while another program's change was in effect.
             lost.extend(self.content.judged());
         }
-        self.may_be_there = is_needed || !self.rest.is_empty();
-        self.table = if self.may_be_there { table } else { TableState::Absent };
+        self.table = if is_needed { table } else { TableState::Absent };
+        self.may_be_there = is_needed;
         applied.add(cost);
         applied.rest = self.rest.len();
         self.lost.extend(lost);
         Ok(applied)
-    }
-
-    /// Deletes a table that is not needed any more. A large one is emptied in parts at first: the kernel holds up all
-    /// transactions while it frees what goes at once.
-    fn begin_to_delete(
-        &mut self,
-        table: &mut PolicyTable,
-        applied: &mut PolicyApplied,
-    ) -> Result<Cost, ApplyError> {
-        let changes = self.content.held.changes();
-        if changes.len() > self.part {
-            let rest = (&mut self.rest, self.part);
-            let cost = self.content.change(table, &changes, rest, applied)?;
-            applied.add(cost);
-        }
-        if !self.rest.is_empty() {
-            return Ok(Cost::default());
-        }
-        applied.operations += 1;
-        table.delete()
     }
 
     /// Makes a table where Pods may do everything until now, and sends the first part of the content.
@@ -243,21 +229,17 @@ impl PolicySide {
         Ok((new, cost))
     }
 
-    /// Sends the next part of the change. A table that is empty then, and not needed, goes.
+    /// Sends the next part of the change.
     pub(super) fn go_on(&mut self, applied: &mut PolicyApplied) -> Result<(), ApplyError> {
         let phases = part(&mut self.rest, self.part);
-        let mut table = std::mem::replace(&mut self.table, TableState::Unknown);
-        let TableState::Held(held) = &mut table else {
+        let TableState::Held(table) = &mut self.table else {
             return Err(ApplyError::unknown(self.content.family));
         };
-        let sent = held.go_on(&self.content, &phases);
-        applied.add(self.note(sent)?);
-        if self.rest.is_empty() && !self.content.has_policies() {
-            applied.add(held.delete()?);
-            self.may_be_there = false;
-            table = TableState::Absent;
+        let sent = table.go_on(&self.content, &phases);
+        if sent.is_err() {
+            self.table = TableState::Unknown;
         }
-        self.table = table;
+        applied.add(self.note(sent)?);
         applied.rest = self.rest.len();
         Ok(())
     }
