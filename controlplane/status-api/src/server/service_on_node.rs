@@ -117,10 +117,14 @@ impl ServiceOnNode {
     }
 }
 
+/// Returns the report of a connected agent, if there is one.
+fn connected_report(record: &AgentRecord) -> impl Iterator<Item = &pb::Report> {
+    record.report.as_deref().into_iter().filter(|_| record.connected)
+}
+
 /// Returns the endpoints of a Service that a connected agent's proxy avoids, according to its report.
 fn avoided(name: &ServiceName, record: &AgentRecord) -> Vec<pb::AvoidedEndpoint> {
-    let report = if record.connected { record.report.as_ref() } else { None };
-    let all = report.iter().flat_map(|report| &report.avoided);
+    let all = connected_report(record).flat_map(|report| &report.avoided);
     let of_service = |one: &&pb::AvoidedEndpoint| {
         let key = one.key.as_ref();
         key.is_some_and(|key| *key.namespace == *name.namespace && *key.name == *name.name)
@@ -130,8 +134,7 @@ fn avoided(name: &ServiceName, record: &AgentRecord) -> Vec<pb::AvoidedEndpoint>
 
 /// Returns how many connections of a Service a connected agent has ended, according to its report.
 fn ended(name: &ServiceName, record: &AgentRecord) -> Option<pb::EndedConnections> {
-    let report = if record.connected { record.report.as_ref() } else { None };
-    let mut all = report.into_iter().flat_map(|report| &report.ended);
+    let mut all = connected_report(record).flat_map(|report| &report.ended);
     let is_its =
         |of: &&pb::EndedConnections| *of.namespace == *name.namespace && *of.name == *name.name;
     all.find(is_its).cloned()
@@ -139,8 +142,7 @@ fn ended(name: &ServiceName, record: &AgentRecord) -> Option<pb::EndedConnection
 
 /// Returns what stands in the way of packets on the node of a connected agent, according to its report.
 fn around(record: &AgentRecord) -> Vec<pb::Finding> {
-    let report = if record.connected { record.report.as_ref() } else { None };
-    let all = report.iter().flat_map(|report| &report.findings);
+    let all = connected_report(record).flat_map(|report| &report.findings);
     let matters = |finding: &&pb::Finding| finding.severity() != pb::Severity::Info;
     all.filter(matters).cloned().collect()
 }

@@ -132,13 +132,7 @@ async fn a_node_that_keeps_services_does_not_confirm_for_one_that_is_gone() {
     ] {
         let (hub, source) = Hub::sample_with_index("test", Admission::default());
         source.send(batch()).await.unwrap();
-        let (session, _lives, _asked) = Session::begin(
-            hub.agents(),
-            &"n1".into(),
-            &pb::Hello::default(),
-            String::new(),
-        )
-        .unwrap();
+        let session = Session::sample(&hub, "n1");
         let within = if outcome == LeavingOutcome::Gone { 30_000 } else { 200 };
         let asking = Arc::clone(&hub);
         let mut asked =
@@ -187,13 +181,7 @@ async fn only_a_kernel_that_holds_the_service_confirms() {
         let what = format!("{failures:?}, behind: {is_behind}, of another: {is_of_another}");
         let (hub, source) = Hub::sample_with_index("test", Admission::default());
         source.send(batch()).await.unwrap();
-        let (session, _lives, _asked) = Session::begin(
-            hub.agents(),
-            &"n1".into(),
-            &pb::Hello::default(),
-            String::new(),
-        )
-        .unwrap();
+        let session = Session::sample(&hub, "n1");
         let within = Duration::from_millis(if confirms { 30_000 } else { 60 });
         let mut asked = Box::pin(ask(&hub, within));
         let early = timeout_at(Instant::now() + Duration::from_millis(20), &mut asked).await;
