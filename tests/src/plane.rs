@@ -1,7 +1,7 @@
 //! A control plane's store and an agent's engine in one process: what gRPC would carry between them
 //! is handed over. For packet tests and benchmarks.
 
-use std::time::{Duration, SystemTime};
+use std::time::SystemTime;
 
 use anyhow::{Context as _, Result};
 use kp_nodeagent::desired::{Collector, Update};
@@ -15,12 +15,11 @@ use kplane_desired_state::source::{Batch, Event};
 use kplane_model::ServiceKey;
 use kplane_proto::v1::{self as pb, server_message};
 use kplane_rig::netns::NetNs;
+use kplane_rig::wait::DEADLINE;
 use prost::Message as _;
 
 /// The epoch of the only control plane there is.
 pub const EPOCH: u64 = 1;
-/// No change takes longer, of any size and on a busy machine.
-const DEADLINE: Duration = Duration::from_secs(120);
 /// gRPC puts so many bytes in front of each message.
 const GRPC_HEADER_BYTES: usize = 5;
 

@@ -11,6 +11,9 @@ const PAUSE_MIN: Duration = Duration::from_millis(1);
 /// Longest pause between two calls: short compared with any deadline in use (>= 100 ms).
 const PAUSE_MAX: Duration = Duration::from_millis(20);
 
+/// What never takes longer unless it fails, on a busy machine that may be emulated: dozens of programs may have to run.
+pub const DEADLINE: Duration = Duration::from_secs(120);
+
 /// Calls the closure until it returns `Ok`, and returns that value.
 ///
 /// # Errors

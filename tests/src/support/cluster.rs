@@ -1,8 +1,6 @@
 //! The whole way from Kubernetes objects to the kernel in one process: index, selection and
 //! publishing of the control plane, then the engine of each node. Only gRPC is left out.
 
-use std::time::Duration;
-
 use anyhow::{Context as _, Result, anyhow, ensure};
 use kp_nodeagent::cache::{Cache, MemoryFile};
 use kp_nodeagent::denials::Denials;
@@ -19,6 +17,7 @@ use kplane_desired_state::source::{Event, Located};
 use kplane_model::{Family, Issue, ServiceName};
 use kplane_rig::cluster::objects;
 use kplane_rig::netns::NetNs;
+use kplane_rig::wait::DEADLINE;
 use serde_json::{Value, json};
 use tokio::runtime::{Builder, Runtime};
 
@@ -26,9 +25,6 @@ use super::service::{node_ip, node_name};
 use super::under_test::UnderTest;
 use super::world::{NODES, SERVICE_RANGES, Setup, World, pod_cidrs};
 use crate::plane::{EPOCH, collect, engine, happen, recalling};
-
-/// How soon the kernels of all nodes must hold a change, on a busy machine.
-const DEADLINE: Duration = Duration::from_secs(30);
 
 /// A control plane and the agents of all nodes of a world.
 pub struct Cluster {

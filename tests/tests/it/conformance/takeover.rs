@@ -20,9 +20,8 @@ use kplane_tests::support::cluster::node;
 use kplane_tests::support::objects::{service, with_pods};
 use kplane_tests::support::proxy::Proxy;
 use kplane_tests::support::{At, Client, Question, Seen, Setup, svc};
+use kplane_tests::wait::DEADLINE;
 
-/// Beyond any scheduling delay of a busy machine.
-const DEADLINE: Duration = Duration::from_secs(60);
 /// A new connection every few milliseconds, of each of [`EVERYBODY`].
 const PACE: Pace = Pace {
     threads: 1,

@@ -3,7 +3,6 @@
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
 use std::slice;
-use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail, ensure};
 use kplane_dataplane::backend::Kind;
@@ -11,7 +10,7 @@ use kplane_model::{Family, Protocol};
 use kplane_tests::netns::NetNs;
 use kplane_tests::privilege::need_tools;
 use kplane_tests::vm;
-use kplane_tests::wait::eventually;
+use kplane_tests::wait::{DEADLINE, eventually};
 
 use crate::netns::churn::Loads;
 use kplane_tests::support::nft::{load, need_loading, objects, run};
@@ -21,7 +20,6 @@ use kplane_tests::support::{At, Client, Ep, Net, Setup, Svc, World, ep, hit, svc
 /// Connections that would hardly all reach one of three endpoints by chance: 3^-11.
 const CONNECTIONS: usize = 12;
 const LONG: u32 = 10_800;
-const DEADLINE: Duration = Duration::from_secs(10);
 
 fn all() -> [Ep; 3] {
     ["a", "b", "c"].map(ep)

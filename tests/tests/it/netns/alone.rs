@@ -12,12 +12,10 @@ use kplane_dataplane::leftovers;
 use kplane_desired_state::admission::Enforce;
 use kplane_tests::client::Probe;
 use kplane_tests::cluster::objects;
-use kplane_tests::wait::eventually;
+use kplane_tests::wait::{DEADLINE, eventually};
 use serde_json::json;
 
-use crate::netns::whole::{
-    ControlPlane, DEADLINE, NodeAgent, applied, numbered, place, usual, write,
-};
+use crate::netns::whole::{ControlPlane, NodeAgent, applied, numbered, place, usual, write};
 use kplane_tests::support::{Client, SILENCE, TARGET, World, pod_ips};
 
 /// Services at the start.

@@ -14,9 +14,8 @@ use kplane_tests::support::under_test::UnderTest;
 use kplane_tests::support::{
     At, Client, Ep, Setup, Svc, World, answers, cidrs, ep, hit, refused, svc,
 };
+use kplane_tests::wait::DEADLINE;
 
-/// Beyond any scheduling delay of a busy machine.
-const DEADLINE: Duration = Duration::from_secs(30);
 /// Light, because several run at the same time: the clients of one test begin two connections each millisecond, which is
 /// shorter than any change takes.
 fn pace() -> Pace {

@@ -1,8 +1,6 @@
 //! A node that kube-proxy served comes to us: ours starts, what kube-proxy left goes, and nobody
 //! notices (I4).
 
-use std::time::Duration;
-
 use anyhow::{Context as _, Result, ensure};
 use kplane_dataplane::backend::Kind;
 use kplane_dataplane::leftovers::{self, Removal};
@@ -16,9 +14,8 @@ use kplane_tests::support::ipvs::run;
 use kplane_tests::support::kube_proxy::Mode;
 use kplane_tests::support::nft::nft;
 use kplane_tests::support::{At, Client, Seen, Setup, World, ask, tcp_service};
+use kplane_tests::wait::DEADLINE;
 
-/// Beyond any scheduling delay of a busy machine.
-const DEADLINE: Duration = Duration::from_secs(10);
 /// Everybody who reaches a Service with a node port.
 pub(crate) const EVERYBODY: [(Client, At, Family); 5] = [
     (Client::PodHere, At::ClusterIp, Family::V4),

@@ -3,7 +3,6 @@
 use std::fs;
 use std::net::{IpAddr, SocketAddr};
 use std::slice;
-use std::time::Duration;
 
 use anyhow::{Context as _, Result, anyhow, ensure};
 use kplane_dataplane::backend::{AffinityPort, Kind};
@@ -12,13 +11,12 @@ use kplane_dataplane::connected::{
 };
 use kplane_model::{Family, Protocol};
 use kplane_tests::client::Probe;
-use kplane_tests::wait::eventually;
+use kplane_tests::wait::{DEADLINE, eventually};
 
 use kplane_tests::support::Agent;
 use kplane_tests::support::under_test::UnderTest;
 use kplane_tests::support::{At, Client, Setup, Svc, World, ep, hit, svc};
 
-const DEADLINE: Duration = Duration::from_secs(10);
 /// Settings with which the kernel counts bytes and keeps times.
 const SETTINGS: [&str; 2] = ["nf_conntrack_acct", "nf_conntrack_timestamp"];
 

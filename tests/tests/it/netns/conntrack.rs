@@ -22,7 +22,7 @@ use kplane_netlink::conntrack::{Flow, Selection};
 use kplane_tests::client::{self, Probe, uninterrupted};
 use kplane_tests::netns::NetNs;
 use kplane_tests::privilege::need_tools;
-use kplane_tests::wait::eventually;
+use kplane_tests::wait::{DEADLINE, eventually};
 
 use kplane_tests::plane::{EPOCH, collect, engine, publish, submit};
 use kplane_tests::support::nft::nft;
@@ -31,8 +31,6 @@ use kplane_tests::support::{
     At, Client, Setup, Svc, TARGET, World, cidrs, ep, node_ip, node_name, svc,
 };
 
-/// Beyond any scheduling delay of a busy machine, and both looks.
-const DEADLINE: Duration = Duration::from_secs(10);
 /// How long a client waits for a connection: beyond its fourth SYN.
 const CONNECT: Duration = Duration::from_secs(10);
 /// How long an answer is waited for.

@@ -3,16 +3,14 @@
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::slice;
-use std::time::Duration;
 
 use anyhow::{Result, ensure};
 use kplane_dataplane::beginnings::Beginnings;
 use kplane_model::{Family, Protocol};
-use kplane_tests::wait::eventually;
+use kplane_tests::wait::{DEADLINE, eventually};
 
 use kplane_tests::support::{At, Client, Setup, World, ask, ep, hit, svc};
 
-const DEADLINE: Duration = Duration::from_secs(10);
 /// Connections to each place.
 const EACH: usize = 5;
 

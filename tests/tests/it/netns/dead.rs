@@ -23,7 +23,7 @@ use kplane_tests::support::nft::nft;
 use kplane_tests::support::under_test::UnderTest;
 use kplane_tests::support::{TARGET, node_ip, node_name, pod_ips};
 use kplane_tests::topology::Topology;
-use kplane_tests::wait::eventually;
+use kplane_tests::wait::{DEADLINE, eventually};
 use serde_json::{Value, json};
 use tokio::sync::oneshot::error::TryRecvError::Empty;
 
@@ -32,7 +32,6 @@ use crate::netns::whole::{CONTROL, CONTROL_PORT, ControlPlane, NodeAgent, connec
 /// Where the answer to a question comes.
 type Receiver = tokio::sync::oneshot::Receiver<pb::Inspection>;
 
-const DEADLINE: Duration = Duration::from_secs(60);
 const STATUS_PORT: u16 = 7466;
 const NODES: u8 = 4;
 /// The node whose links are cut.

@@ -10,8 +10,9 @@ use kplane_tests::client::Probe;
 use kplane_tests::load::{Load, Pace};
 use kplane_tests::netns::NetNs;
 
-use crate::netns::whole::{DEADLINE, NodeAgent, applied, numbered, place, standalone, write};
+use crate::netns::whole::{NodeAgent, applied, numbered, place, standalone, write};
 use kplane_tests::support::{Client, World, pod_ips};
+use kplane_tests::wait::DEADLINE;
 
 /// As many as it takes for a cliff.
 const SERVICES: usize = 12;

@@ -9,9 +9,9 @@ use kp_nodeagent::config::Config;
 use kplane_dataplane::backend::Kind;
 use kplane_tests::link::Netlink;
 use kplane_tests::netns::NetNs;
-use kplane_tests::wait::eventually;
+use kplane_tests::wait::{DEADLINE, eventually};
 
-use crate::netns::whole::{DEADLINE, NodeAgent, standalone};
+use crate::netns::whole::{NodeAgent, standalone};
 
 const PORT: u16 = 31_000;
 

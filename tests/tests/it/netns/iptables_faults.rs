@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, ensure};
 use kplane_dataplane::backend::{Settings, Verification};
 use kplane_model::{Family, Protocol};
-use kplane_tests::wait::eventually;
+use kplane_tests::wait::{DEADLINE, eventually};
 
 use crate::netns::addresses::on_both_nodes;
 use crate::netns::churn::Loads;
@@ -19,9 +19,6 @@ use kplane_tests::support::objects::{load_balancer, with_pods};
 use kplane_tests::support::programs::{Apart, list, run};
 use kplane_tests::support::under_test::UnderTest;
 use kplane_tests::support::{At, Client, Seen, Setup, World, answers, ask, ep, hit, pairs, svc};
-
-/// Beyond any scheduling delay of a busy machine.
-const DEADLINE: Duration = Duration::from_secs(20);
 
 /// A chain of a Service's, if there is one.
 fn chain(world: &World, family: Family) -> Result<String> {

@@ -2,7 +2,6 @@
 //! (invariant: text).
 
 use std::collections::BTreeMap;
-use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
 use kplane_model::Family;
@@ -16,9 +15,7 @@ use crate::netns::policies::external_local;
 use crate::netns::restart::every_kind;
 use kplane_tests::support::nft::{load, need_loading, objects, run};
 use kplane_tests::support::{Scenario, Setup, World};
-use kplane_tests::wait::eventually;
-
-const DEADLINE: Duration = Duration::from_secs(10);
+use kplane_tests::wait::{DEADLINE, eventually};
 
 pub(crate) fn a_printed_ruleset_loads_again_and_does_the_same() -> Result<()> {
     need_loading()?;

@@ -47,8 +47,6 @@ const WEB: u16 = 8080;
 const SILENCE: Duration = Duration::from_millis(300);
 /// How long a probe that must get through waits, on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(3);
-/// How soon everything that is said of a policy must be so.
-const SOON: Duration = Duration::from_secs(5);
 
 /// Name, node, number on the node, namespace and labels of each Pod.
 const PODS: [(&str, u8, u8, &str, &str); 5] = [

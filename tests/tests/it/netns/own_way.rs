@@ -12,14 +12,14 @@ use kplane_model::OWN_MARK;
 use kplane_model::{Family, Protocol};
 use kplane_tests::cluster::objects;
 use kplane_tests::netns::NetNs;
-use kplane_tests::wait::eventually;
+use kplane_tests::wait::{DEADLINE, eventually};
 use kplane_util::dial::Dialer;
 use serde_json::{Value, json};
 use tokio::io::AsyncReadExt as _;
 use tokio::runtime::Runtime;
 
 use crate::netns::whole::{
-    CONTROL, CONTROL_PORT, ControlPlane, DEADLINE, NodeAgent, applied, numbered, usual, write,
+    CONTROL, CONTROL_PORT, ControlPlane, NodeAgent, applied, numbered, usual, write,
 };
 use kplane_tests::support::under_test::UnderTest;
 use kplane_tests::support::{At, Client, Seen, Setup, World, ask, ep, hit, pod_ips, svc};

@@ -19,12 +19,10 @@ use kplane_tests::netns::NetNs;
 use kplane_tests::support::cluster::node;
 use kplane_tests::support::nft::nft;
 use kplane_tests::support::{Client, TARGET, World, node_name, pod_ips};
-use kplane_tests::wait::eventually;
+use kplane_tests::wait::{DEADLINE, eventually};
 use serde_json::json;
 
-use crate::netns::whole::{
-    self, CONTROL, CONTROL_PORT, ControlPlane, DEADLINE, NodeAgent, agent_config,
-};
+use crate::netns::whole::{self, CONTROL, CONTROL_PORT, ControlPlane, NodeAgent, agent_config};
 
 const HOOK: u16 = 7468;
 /// The Service's addresses.

@@ -2,7 +2,6 @@
 //! when asked.
 
 use std::slice;
-use std::time::Duration;
 
 use anyhow::{Result, ensure};
 use kplane_model::{Family, Protocol};
@@ -13,8 +12,7 @@ use kplane_tests::privilege::{need_tools, require_tool};
 use crate::netns::addresses::cluster_policies;
 use kplane_tests::support::nft::{load, need_loading, nft};
 use kplane_tests::support::{At, Client, Setup, Svc, World, cidrs, ep, svc};
-
-const DEADLINE: Duration = Duration::from_secs(10);
+use kplane_tests::wait::DEADLINE;
 
 /// One Service of every kind; the first is that of [`cluster_policies`].
 pub(crate) fn every_kind() -> Result<Vec<Svc>> {

@@ -12,10 +12,10 @@ use kp_nodeagent::report::Report;
 use kplane_tests::client::Probe;
 use kplane_tests::load::{Load, Pace};
 use kplane_tests::netns::NetNs;
-use kplane_tests::wait::eventually;
+use kplane_tests::wait::{DEADLINE, eventually};
 
 use crate::netns::whole::{
-    CONTROL, CONTROL_PORT, ControlPlane, DEADLINE, NodeAgent, connected, numbered, place, write,
+    CONTROL, CONTROL_PORT, ControlPlane, NodeAgent, connected, numbered, place, write,
 };
 use kplane_tests::support::{Client, World, node_name, pod_ips};
 

@@ -13,7 +13,7 @@ use kplane_tests::capture::Capture;
 use kplane_tests::client::{self, Outcome, Probe, Session};
 use kplane_tests::privilege::need_tools;
 use kplane_tests::topology::LINK;
-use kplane_tests::wait::eventually;
+use kplane_tests::wait::{DEADLINE, eventually};
 use serde_json::{Value, json};
 
 use crate::netns::addresses::on_both_nodes;
@@ -28,8 +28,6 @@ use kplane_tests::support::{
 
 /// How soon a new address of the node must serve node ports.
 const FOLLOWED: Duration = Duration::from_secs(1);
-/// How long a connection may take to echo on a busy machine.
-const DEADLINE: Duration = Duration::from_secs(10);
 
 /// Addresses that the node gets and loses, inside the ranges of `nodePortAddresses` and outside.
 const INSIDE: [&str; 2] = ["172.30.9.7", "fd30::9:7"];

@@ -6,7 +6,6 @@ use std::slice;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
-use std::time::Duration;
 
 use anyhow::{Context as _, Result, anyhow, ensure};
 use kplane_dataplane::backend::Verification;
@@ -14,7 +13,7 @@ use kplane_model::{Cidr, Family, Protocol};
 use kplane_netlink::{Batch, Label, NfSocket, Operation};
 use kplane_tests::client::{self, Outcome, Probe};
 use kplane_tests::privilege::need_tools;
-use kplane_tests::wait::eventually;
+use kplane_tests::wait::{DEADLINE, eventually};
 
 use crate::netns::addresses::{cases, cluster_policies, on_both_nodes};
 use crate::netns::combined::cluster;
@@ -30,9 +29,6 @@ use kplane_tests::support::{
 const NFT_MSG_NEWTABLE: u16 = 10 << 8;
 const NFT_MSG_DELTABLE: u16 = NFT_MSG_NEWTABLE | 2;
 const NFTA_TABLE_NAME: u16 = 1;
-
-/// No repair takes longer on a busy machine.
-const DEADLINE: Duration = Duration::from_secs(20);
 
 /// A port that others use.
 const OTHER_PORT: u16 = 7777;

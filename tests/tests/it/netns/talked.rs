@@ -11,12 +11,11 @@ use kplane_dataplane::beginnings::Beginnings;
 use kplane_model::{Family, Protocol, ServiceKey, proxy_address};
 use kplane_netlink::NfSocket;
 use kplane_netlink::conntrack::Selection;
-use kplane_tests::wait::eventually;
+use kplane_tests::wait::{DEADLINE, eventually};
 
 use kplane_tests::support::under_test::UnderTest;
 use kplane_tests::support::{At, Client, Ep, Seen, Setup, Svc, World, ask, ep, svc};
 
-const DEADLINE: Duration = Duration::from_secs(30);
 const HOUR: Duration = Duration::from_secs(3_600);
 /// Connections to each Service.
 const EACH: u32 = 3;

@@ -2,7 +2,7 @@
 //! the device; the agent is killed in the midst of its work.
 
 use std::slice;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use anyhow::{Context as _, Result, ensure};
 use kplane_dataplane::backend::Verification;
@@ -10,7 +10,7 @@ use kplane_dataplane::backend::ipvs::OperationBudget;
 use kplane_model::{Family, IpvsScheduler, Protocol};
 use kplane_tests::netns::NetNs;
 use kplane_tests::vm;
-use kplane_tests::wait::eventually;
+use kplane_tests::wait::{DEADLINE, eventually};
 
 use crate::netns::churn::Loads;
 use crate::netns::tampering::{Tampering, only, tamperings};
@@ -18,9 +18,6 @@ use kplane_tests::support::cluster::Cluster;
 use kplane_tests::support::ipvs::{everything, run, servers};
 use kplane_tests::support::objects::{load_balancer, with_pods};
 use kplane_tests::support::{At, Client, Seen, Setup, Svc, World, ask, ep, hit, svc, tcp_service};
-
-/// Beyond any scheduling delay of a busy machine.
-const DEADLINE: Duration = Duration::from_secs(30);
 
 fn service() -> Svc {
     tcp_service().everywhere()

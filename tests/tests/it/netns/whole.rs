@@ -18,12 +18,10 @@ use kplane_tests::cluster::objects;
 use kplane_tests::netns::NetNs;
 use kplane_tests::support::node_name;
 use kplane_tests::support::under_test::UnderTest;
-use kplane_tests::wait::eventually;
+use kplane_tests::wait::{DEADLINE, eventually};
 use serde_json::{Value, json};
 use tokio::runtime::Runtime;
 
-/// Beyond anything that programs take, on a busy machine.
-pub(crate) const DEADLINE: Duration = Duration::from_secs(30);
 /// The host of control planes, and their port.
 pub(crate) const CONTROL: [&str; 2] = ["172.30.0.2", "fd30::2"];
 pub(crate) const CONTROL_PORT: u16 = 7465;

@@ -12,10 +12,10 @@ use kplane_tests::support::Setup;
 use kplane_tests::support::cluster::{delete, node};
 use kplane_tests::support::nft::nft;
 use kplane_tests::support::under_test::UnderTest;
-use kplane_tests::wait::eventually;
+use kplane_tests::wait::{DEADLINE, eventually};
 use serde_json::json;
 
-use super::{SILENCE, SOON, Stage, WEB, destination, namespace, pod, policy};
+use super::{SILENCE, Stage, WEB, destination, namespace, pod, policy};
 
 /// Pods of namespace `x` may be reached by Pods with the label `app=client` of any namespace.
 pub(super) const CLIENTS: &str = "in x: podSelector: {}, ingress: [{from: [{namespaceSelector: {}, podSelector: {matchLabels: {app: client}}}]}]";
@@ -67,7 +67,7 @@ pub(crate) fn np19_nodes_open_when_there_are_no_policies() -> Result<()> {
     stage.check("nobody knows", "a>b no; b>c no; here>b/udp no; node1>b")?;
     stage.cluster.read_policies()?;
     // That there is nothing is no revision for which the cluster could wait.
-    eventually(SOON, "they are open", || {
+    eventually(DEADLINE, "they are open", || {
         stage.check("there are none", "a>b; b>c; here>b/udp")
     })
 }
@@ -120,7 +120,7 @@ pub(super) fn session(stage: &Stage, from: &str, to: &str, family: Family) -> Re
 
 fn ping(stage: &Stage, from: &str, to: &str, family: Family) -> Result<Held> {
     let mut ping = Ping::open(stage.ns(from)?, destination(to, WEB, family)?.ip())?;
-    ping.echo(SOON)?;
+    ping.echo(DEADLINE)?;
     Ok(Box::new(move |timeout| ping.echo(timeout)))
 }
 
@@ -128,7 +128,7 @@ fn ping(stage: &Stage, from: &str, to: &str, family: Family) -> Result<Held> {
 fn is_cut(what: &str, held: &mut Held) -> Result<()> {
     let started = Instant::now();
     while held(SILENCE).is_ok() {
-        ensure!(started.elapsed() < SOON, "{what} goes on");
+        ensure!(started.elapsed() < DEADLINE, "{what} goes on");
     }
     ensure!(held(SILENCE).is_err(), "{what} goes on later");
     Ok(())
@@ -156,7 +156,7 @@ pub(crate) fn np13_connections_that_are_denied_now_are_cut() -> Result<()> {
     stage.apply(&policy("clients", CLIENTS))?;
     for (from, to, goes_on, session) in &mut sessions {
         if *goes_on {
-            session(SOON)?;
+            session(DEADLINE)?;
         } else {
             is_cut(&format!("{from} to {to}"), session)?;
         }
@@ -205,7 +205,7 @@ pub(crate) fn other_programs_change_the_tables() -> Result<()> {
                 ensure!(refused.contains("not permitted"), "{command}: {refused}");
             }
         }
-        eventually(SOON, damage, || {
+        eventually(DEADLINE, damage, || {
             let wrong = stage.wrong("b>a no; here>a; c>b no; a>here; here>svc1")?;
             ensure!(wrong.is_empty(), "{}", wrong.join("\n"));
             Ok::<_, anyhow::Error>(())

@@ -9,10 +9,10 @@ use kplane_tests::netns::NetNs;
 use kplane_tests::support::Setup;
 use kplane_tests::support::nft::nft;
 use kplane_tests::support::under_test::UnderTest;
-use kplane_tests::wait::eventually;
+use kplane_tests::wait::{DEADLINE, eventually};
 use tokio::runtime::{Builder, Runtime};
 
-use super::{SOON, Stage, pod_ips, policy};
+use super::{Stage, pod_ips, policy};
 
 /// How soon an agent ends what a follower wanted that asks no more.
 const LEASE: Duration = Duration::from_secs(30);
@@ -66,13 +66,13 @@ pub(crate) fn denied_packets_are_counted_and_followed() -> Result<()> {
     for follower in [1, 2] {
         ensure!(agent.ask(&stage, follower)?.packets.is_empty());
     }
-    eventually(SOON, "the kernel logs", || match sampled(&node) {
+    eventually(DEADLINE, "the kernel logs", || match sampled(&node) {
         Ok(true) => Ok(()),
         _ => Err("no element"),
     })?;
     stage.check("followed", "there>a/4 no")?;
     for follower in [1, 2] {
-        eventually(SOON, "a sample", || {
+        eventually(DEADLINE, "a sample", || {
             let packets = agent.ask(&stage, follower)?.packets;
             let is_its =
                 |of: &pb::DeniedPacket| (&of.from, &of.to) == (&there.to_string(), &a.to_string());
@@ -87,7 +87,7 @@ pub(crate) fn denied_packets_are_counted_and_followed() -> Result<()> {
             _ => Err("there is an element"),
         })?;
         agent.ask(&stage, 3)?;
-        eventually(SOON, "the kernel logs", || match sampled(&node) {
+        eventually(DEADLINE, "the kernel logs", || match sampled(&node) {
             Ok(true) => Ok(()),
             _ => Err("no element"),
         })?;

@@ -26,10 +26,11 @@ use anyhow::{Context as _, Result, ensure};
 use kplane_model::Family;
 use kplane_tests::client::{Outcome, Probe};
 use kplane_tests::support::nft::nft;
+use kplane_tests::wait::DEADLINE;
 use serde_json::json;
 
 use super::changes::{CLIENTS, session};
-use super::{PATIENCE, SILENCE, SOON, Stage, WEB, destination, play, pod, policy};
+use super::{PATIENCE, SILENCE, Stage, WEB, destination, play, pod, policy};
 
 /// A port at which no host listens.
 const NOBODY: u16 = 9;
@@ -63,7 +64,7 @@ pub(crate) fn np18_phases_and_deletion_leave_policies_in_force() -> Result<()> {
     }
     stage.cluster.apply(&[a, here])?;
     stage.check("both are being deleted", LINES)?;
-    held.iter_mut().try_for_each(|held| held(SOON))
+    held.iter_mut().try_for_each(|held| held(DEADLINE))
 }
 
 /// A Pod whose status names one address of two is closed at the other one as well.

@@ -5,9 +5,10 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, ensure};
 use kplane_model::Family;
 use kplane_tests::client::Probe;
+use kplane_tests::wait::DEADLINE;
 use serde_json::json;
 
-use super::{SILENCE, SOON, Stage, WEB, destination, namespace, play, pod, policy};
+use super::{SILENCE, Stage, WEB, destination, namespace, play, pod, policy};
 
 pub(crate) fn tiers_come_before_and_behind_network_policies() -> Result<()> {
     play("tiers")
@@ -50,16 +51,16 @@ pub(crate) fn tiers_follow_labels_and_cut() -> Result<()> {
     stage.apply(&policy("deny", deny))?;
     let started = Instant::now();
     while open.echo(SILENCE).is_ok() {
-        ensure!(started.elapsed() < SOON, "a denied connection goes on");
+        ensure!(started.elapsed() < DEADLINE, "a denied connection goes on");
     }
-    other.echo(SOON)?;
+    other.echo(DEADLINE)?;
     stage.check("at first", "here>a no; c>b no; there>a")?;
     stage.cluster.apply(&[namespace("z", "team: blue")?, namespace("y", "")?])?;
     stage.check("other namespaces", "here>a; c>b; there>a no")?;
     let started = Instant::now();
     while other.echo(Duration::from_millis(100)).is_ok() {
         ensure!(
-            started.elapsed() < SOON,
+            started.elapsed() < DEADLINE,
             "a connection of a namespace that is denied now goes on"
         );
     }
