@@ -165,6 +165,11 @@ pub struct Args {
     #[arg(default_missing_value = "on", help_heading = ADMISSION)]
     network_policy: Option<Enforce>,
 
+    /// Watch Pods, too, as --network-policy on does. An endpoint counts as terminating as soon as its Pod is being deleted; its
+    /// EndpointSlice says so a little later, and often too late: the Pod refuses connections by then.
+    #[arg(long, help_heading = API)]
+    watch_pods: bool,
+
     /// Packet mark of the control plane's own connections to the API server. Rules of an agent on the same node
     /// do not apply to this mark. Must be the agent's --own-mark; 0 = none.
     #[arg(long, value_name = "MARK", default_value = "0x50", value_parser = parse_mark, help_heading = API)]
@@ -273,6 +278,7 @@ impl Args {
             access: self.access(),
             own_mark: self.own_mark,
             network_policies: self.network_policy == Some(Enforce::On),
+            watch_pods: self.watch_pods,
         })
     }
 
@@ -320,6 +326,7 @@ impl Args {
                 endpoints: self.userspace_endpoints.clone(),
             },
             network_policies: self.network_policy,
+            watch_pods: self.watch_pods,
         }
     }
 

@@ -33,8 +33,13 @@ const DEADLINE: Duration = Duration::from_secs(180);
 const MARGIN: Duration = Duration::from_secs(3);
 /// Number of clients on each node.
 const THREADS: usize = 6;
-/// The chart's values with which agents answer hooks, and kplane takes endpoints of dead nodes out of the rotation.
-const SETTINGS: [&str; 2] = ["preStop.enabled=true", "deadNode.mode=act"];
+/// The chart's values with which agents answer hooks, and kplane takes endpoints of dead nodes, and of Pods that are being deleted,
+/// out of the rotation.
+const SETTINGS: [&str; 3] = [
+    "preStop.enabled=true",
+    "controlPlane.watchPods=true",
+    "deadNode.mode=act",
+];
 /// Time in which a node that lost its link is out of the rotation of every proxy: kubelet's lease ends after 40 s.
 const CUT: Duration = Duration::from_secs(75);
 
@@ -183,7 +188,7 @@ impl<'a> Stand<'a> {
             images: &root.join(&args.images),
             helm,
             policies: args.pod_starts,
-            settings: if args.no_cut { &SETTINGS[..1] } else { &SETTINGS },
+            settings: if args.no_cut { &SETTINGS[..2] } else { &SETTINGS },
         };
         let (proxy, images) = match name {
             Name::KubeProxy => (Proxy::KubeProxy(Mode::Nftables), Vec::new()),

@@ -61,6 +61,8 @@ reasons! {
     OnlyTerminating,
     /// Endpoints count as ready although their Pods are not, because the Service says so.
     PublishedNotReady,
+    /// EndpointSlices call a Pod ready that is being deleted.
+    SliceBehindPod,
     /// An endpoint is the cluster address of another Service.
     EndpointIsService,
     /// The userspace proxies of nodes avoid an endpoint, since connections to it failed.

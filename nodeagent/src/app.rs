@@ -397,6 +397,7 @@ async fn connect(
                     namespace_elements: 0,
                     proxying,
                     network_policies,
+                    watch_pods: false,
                 },
                 guard: guard_within(config.cliff_guard),
             };

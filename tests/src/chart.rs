@@ -33,8 +33,9 @@ const MAIN_VALUES: [&[&str]; 5] = [
 ];
 
 /// Settings that stand for themselves.
-const OTHERS: [&[&str]; 15] = [
+const OTHERS: [&[&str]; 16] = [
     &["networkPolicies.enforce=true"],
+    &["controlPlane.watchPods=true"],
     &["monitoring.dashboards.enabled=true"],
     &["agent.metricsBindAddress=0.0.0.0:10249"],
     &["startupTaint.enabled=true"],

@@ -39,6 +39,8 @@ pub struct Admission {
     pub proxying: Proxying,
     /// What the operator says of NetworkPolicies; `None` = nothing.
     pub network_policies: Option<Enforce>,
+    /// The source names Pods, even if nodes enforce no NetworkPolicies.
+    pub watch_pods: bool,
 }
 
 impl Admission {

@@ -23,7 +23,9 @@ mod tiers;
 mod tests;
 
 pub use cluster::{node, service_cidr};
-pub use policy::{namespace, network_policy, not_enforced, pod, policy_too_large};
+pub use policy::{
+    addresses as pod_addresses, namespace, network_policy, not_enforced, pod, policy_too_large,
+};
 pub use service::service;
 pub use slice::slice;
 pub use tiers::{cluster_policy, node_labels, tiers_not_enforced};
@@ -96,6 +98,8 @@ pub struct EndpointOrigin {
     pub named_targets: Box<[(Arc<str>, Arc<str>)]>,
     /// The Service wants addresses of a load balancer, and nobody has given it any.
     pub waits_for_address: bool,
+    /// Endpoints are ready although their Pods are not, or are being deleted.
+    pub publishes_unready: bool,
 }
 
 /// The reason why kplane does not serve a Service (A1).
@@ -124,6 +128,8 @@ pub struct ConvertedSlice {
     pub family: Option<Family>,
     /// Number of addresses that can be used, with or without ports.
     pub addresses: usize,
+    /// The endpoints' conditions follow from the state of Pods.
+    pub follows_pods: bool,
     /// Time of the change that led to the slice, milliseconds since 1970; 0 = the slice states
     /// none, or an invalid one.
     pub trigger_ms: u64,

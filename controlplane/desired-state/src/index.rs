@@ -20,6 +20,7 @@ mod resync;
 mod selection;
 mod step;
 mod suspects;
+mod terminating;
 mod totals;
 mod triggers;
 mod view;
@@ -99,6 +100,7 @@ pub struct Index {
     guard: CliffGuard,
     holding: Option<Holding>,
     suspected: suspects::Suspected,
+    terminating: terminating::Terminating,
     recent: Recent,
     /// The NetworkPolicies; `None` if nodes do not enforce any.
     policies: Option<Policies>,
@@ -149,6 +151,8 @@ struct SliceEntry {
     ports: Vec<SliceEndpoints>,
     /// Number of addresses that can be used, with or without ports.
     addresses: usize,
+    /// The endpoints' conditions follow from the state of Pods.
+    follows_pods: bool,
     /// Time of the change that led to the slice, milliseconds since 1970; 0 = unknown.
     trigger_ms: u64,
 }
@@ -201,6 +205,7 @@ impl Index {
             },
             policies: enforces.then(Policies::default),
             enforce: admission.network_policies,
+            terminating: terminating::Terminating::new(enforces || admission.watch_pods),
             ..Self::default()
         }
     }
@@ -280,10 +285,13 @@ impl Index {
                 self.pending.note(None, cause);
                 issues
             }
-            Object::NetworkPolicy(_)
-            | Object::Namespace(_)
-            | Object::Pod(_)
-            | Object::ClusterNetworkPolicy(_) => self.put_policy_object(&located.object, &location),
+            Object::Pod(pod) => {
+                self.note_pod(&id, pod, changed_at);
+                self.put_policy_object(&located.object, &location)
+            }
+            Object::NetworkPolicy(_) | Object::Namespace(_) | Object::ClusterNetworkPolicy(_) => {
+                self.put_policy_object(&located.object, &location)
+            }
         };
         self.set_object_issues(id, issues, uid)
     }
@@ -301,13 +309,17 @@ impl Index {
                     self.pending.services.insert(name);
                 }
             }
-            Kind::EndpointSlice => drop(self.unlink_slice(id)),
+            Kind::EndpointSlice => self.delete_slice(id),
             Kind::Node => {
                 self.delete_policy_object(id);
                 self.replace_node(&id.name, None);
             }
             Kind::ServiceCidr => self.replace_cidrs(&id.name, None),
-            Kind::NetworkPolicy | Kind::Namespace | Kind::Pod | Kind::ClusterNetworkPolicy => {
+            Kind::Pod => {
+                self.note_pod_gone(id);
+                self.delete_policy_object(id);
+            }
+            Kind::NetworkPolicy | Kind::Namespace | Kind::ClusterNetworkPolicy => {
                 self.delete_policy_object(id);
             }
         }

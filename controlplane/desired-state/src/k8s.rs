@@ -265,6 +265,10 @@ const ANNOTATIONS: [&str; 4] = [
 ];
 /// Label of an EndpointSlice: its Service.
 pub const SERVICE_NAME_LABEL: &str = "kubernetes.io/service-name";
+/// Label of an EndpointSlice: what writes it.
+pub const MANAGED_BY_LABEL: &str = "endpointslice.kubernetes.io/managed-by";
+/// What writes the slices of Services with a selector: a controller of Kubernetes, by the state of Pods.
+pub const SLICE_CONTROLLER: &str = "endpointslice-controller.k8s.io";
 /// Label of a Service that another proxy serves (A1, Z1).
 pub const SERVICE_PROXY_NAME_LABEL: &str = "service.kubernetes.io/service-proxy-name";
 /// Label of slices of headless Services (Z1).
@@ -272,8 +276,9 @@ pub const HEADLESS_LABEL: &str = "service.kubernetes.io/headless";
 /// Label of a Node: its zone (B9).
 pub const ZONE_LABEL: &str = "topology.kubernetes.io/zone";
 /// All labels that kplane reads.
-const LABELS: [&str; 4] = [
+const LABELS: [&str; 5] = [
     SERVICE_NAME_LABEL,
+    MANAGED_BY_LABEL,
     SERVICE_PROXY_NAME_LABEL,
     HEADLESS_LABEL,
     ZONE_LABEL,
@@ -317,6 +322,8 @@ pub struct ServiceSpec {
     pub ports: Option<Vec<ServicePort>>,
     /// Labels of the Pods that are its endpoints; unset or empty = others write its EndpointSlices.
     pub selector: Option<Box<Texts>>,
+    /// Endpoints are ready although their Pods are not, or are being deleted.
+    pub publish_not_ready_addresses: bool,
     /// The name to which DNS leads, for type ExternalName.
     pub external_name: Option<Box<str>>,
     /// `None` or `ClientIP`.

@@ -22,6 +22,7 @@ mod tests;
 
 use std::cmp::Reverse;
 use std::net::IpAddr;
+use std::time::SystemTime;
 
 use kplane_desired_state::convert::SkipReason;
 use kplane_desired_state::index::{Facts, ServiceDetail};
@@ -144,6 +145,7 @@ pub(crate) fn of_service(
     }
     findings.extend(held(facts));
     findings.extend(suspected(facts));
+    findings.extend(endpoints::slices_behind_pods(facts, SystemTime::now()));
     findings.extend(contested(facts));
     findings.extend(endpoints::chained(service, facts));
     findings.extend(endpoints::not_usable(service, detail));

@@ -312,6 +312,7 @@ impl SourceFlags {
                         access: api.access(),
                         own_mark,
                         network_policies: self.network_policy == Some(Enforce::On),
+                        watch_pods: false,
                     }),
                 };
                 let status = self.status_bind_address.as_deref().unwrap_or(STATUS_ADDRESS);

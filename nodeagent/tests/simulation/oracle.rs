@@ -8,8 +8,8 @@ use kplane_dataplane::plan::{FrontendAddr, ServicePlan, Unserved};
 use kplane_model::{EndpointAddr, Family, Protocol, ServiceKey};
 
 use crate::truth::{
-    Condition, Id, Object, Objects, Pod, SLICES, Service, node_port, pod_ip, service_ip,
-    slice_family,
+    Condition, Id, Object, Objects, Pod, SLICES, Service, is_followed, node_port, pod_ip,
+    service_ip, slice_family, slice_of,
 };
 
 /// A port of a Service in one family: the Service's number, and the port's.
@@ -36,6 +36,8 @@ pub(crate) struct Marks {
     dead: u8,
     /// Addresses that only pods on dead nodes have had since these are dead.
     addresses: BTreeSet<IpAddr>,
+    /// Pods that are being deleted, and whether only slices name them by now.
+    ending: BTreeMap<(u8, u8), bool>,
 }
 
 impl Marks {
@@ -56,6 +58,18 @@ impl Marks {
         }
     }
 
+    /// A pod is being deleted, or is gone, or a slice changed: those that are gone end with their slice.
+    pub(crate) fn end(&mut self, objects: &Objects, id: Id) {
+        if let Id::Ending(service, pod) = id {
+            self.ending.insert((service, pod), !objects.contains_key(&id));
+        }
+        self.ending.retain(|(service, pod), is_gone| {
+            let slice = objects.get(&slice_of(*service, *pod)).map(|(_, object)| &**object);
+            let is_it = |of: &Pod| of.number == *pod;
+            !*is_gone || matches!(slice, Some(Object::Slice(pods)) if pods.iter().any(is_it))
+        });
+    }
+
     /// A slice is written: what is elsewhere now does not come back as dead.
     pub(crate) fn note(&mut self, id: Id, object: &Object) {
         if let (Id::Slice(service, number), Object::Slice(pods)) = (id, object) {
@@ -66,8 +80,10 @@ impl Marks {
     }
 
     /// Returns a pod as the replica takes it.
-    fn seen(&self, pod: &Pod) -> Pod {
-        let is_lost = self.suspected >> pod.node & 1 == 1 && pod.condition == Condition::Ready;
+    fn seen(&self, service: u8, pod: &Pod) -> Pod {
+        let ends = is_followed(pod.number) && self.ending.contains_key(&(service, pod.number));
+        let is_suspected = self.suspected >> pod.node & 1 == 1;
+        let is_lost = (is_suspected || ends) && pod.condition == Condition::Ready;
         Pod {
             condition: if is_lost { Condition::Draining } else { pod.condition },
             ..*pod
@@ -182,7 +198,7 @@ pub(crate) fn expected(objects: &Objects, marks: &Marks, node: u8, family: Famil
             continue;
         }
         let pods = pods_of(objects, *number, family);
-        let pods: Vec<Pod> = pods.iter().map(|pod| marks.seen(pod)).collect();
+        let pods: Vec<Pod> = pods.iter().map(|pod| marks.seen(*number, pod)).collect();
         for index in 0..service.ports().len() {
             let port = Port {
                 number: *number,

@@ -111,6 +111,8 @@ pub(crate) enum Step {
     Version(u8, u64),
     /// A Pod of a slice is about to end, which a number chooses, and its preStop hook asks.
     Leave(u8, u8, u64),
+    /// A Pod of a slice is being deleted, which a number chooses, or is gone.
+    Ending(u8, u8, u64),
 }
 
 impl Step {
@@ -144,6 +146,7 @@ impl Step {
             Self::Unseen(..) => 15,
             Self::Version(..) => 17,
             Self::Leave(..) => 18,
+            Self::Ending(..) => 19,
         })
     }
 }
@@ -252,6 +255,8 @@ const SWARM: u64 = 0x5_3a63;
 const VERSIONS: u64 = 0x7e_2510;
 /// The same of Pods that end.
 const HOOKS: u64 = 0x40_0c5;
+/// The same of Pods that are being deleted.
+const ENDINGS: u64 = 0xe4d;
 
 impl Plan {
     /// Returns the plan of a seed.
@@ -409,6 +414,14 @@ impl Plan {
             let (service, slice) = (dice.small(self.services), dice.small(SLICES));
             let at = self.place(dice, after);
             let step = Step::Leave(service, slice, dice.number());
+            self.steps.insert(at, (step, dice.time(400)));
+        }
+        let dice = &mut Dice::new(self.seed ^ ENDINGS);
+        let ends = groups & DELETIONS != 0 && self.policies;
+        for _ in 0..if ends { 2 + dice.below(10) } else { 0 } {
+            let (service, slice) = (dice.small(self.services), dice.small(SLICES));
+            let at = self.place(dice, after);
+            let step = Step::Ending(service, slice, dice.number());
             self.steps.insert(at, (step, dice.time(400)));
         }
     }
@@ -585,6 +598,7 @@ const FLAGS: u64 = 1 << 13;
 const MORE: u64 = 1 << 16;
 const OTHER_VERSIONS: u64 = 1 << 17;
 const ENDS: u64 = 1 << 18;
+const DELETIONS: u64 = 1 << 19;
 
 /// Returns the groups of steps that a seed plays, as bits. Few kinds of steps lead further than all at once.
 fn groups(dice: &mut Dice) -> u64 {

@@ -223,7 +223,7 @@ impl Lacking {
         match id {
             Id::Service(number) => self.services & (1 << number) != 0,
             Id::Slice(number, _) => self.slices & (1 << number) != 0,
-            Id::Node(_) => false,
+            Id::Node(_) | Id::Ending(..) => false,
             Id::Pod(number) => self.pods & (1 << number) != 0,
             Id::Policy(number) => self.policies & (1 << number) != 0,
             Id::Tiers(number) => self.policies & (1 << (6 + number)) != 0,
@@ -364,6 +364,7 @@ impl View {
         self.held.remove(&id);
         self.objects.insert(id, (at, Arc::clone(object)));
         self.marks.note(id, object);
+        self.ends(id);
         if let Id::Slice(service, _) = id
             && has_pods(object)
         {
@@ -377,7 +378,16 @@ impl View {
     fn let_go(&mut self, id: Id) {
         self.changes(!id.is_for_policies());
         self.held.remove(&id);
-        self.objects.remove(&id);
+        if self.objects.remove(&id).is_some() {
+            self.ends(id);
+        }
+    }
+
+    /// Pods are named where NetworkPolicies are enforced.
+    fn ends(&mut self, id: Id) {
+        if self.enforces == Some(Enforce::On) && matches!(id, Id::Slice(..) | Id::Ending(..)) {
+            self.marks.end(&self.objects, id);
+        }
     }
 
     fn looked(&mut self, kind: Kind, unnamed: &mut BTreeSet<Id>) {

@@ -30,6 +30,10 @@ pub(crate) const NAMESPACE: &str = "sim";
 
 /// Slices that a Service may have: two with IPv4 addresses, and one with IPv6.
 pub(crate) const SLICES: u8 = 3;
+/// The numbers of pods that each slice has for itself.
+const IN_SLICE: u8 = 16;
+/// The slice that Kubernetes' controller does not write.
+const FOREIGN: u8 = 1;
 /// The number of the slice with IPv6 addresses.
 pub(crate) const SLICE_V6: u8 = 2;
 
@@ -43,6 +47,8 @@ pub(crate) enum Id {
     Tiers(u8),
     Namespace(u8),
     Pod(u8),
+    /// A Pod of a Service that is being deleted.
+    Ending(u8, u8),
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -58,6 +64,7 @@ pub(crate) enum Object {
     Tiers(ClusterPolicy),
     Namespace(Labels),
     Pod(Workload),
+    Ending,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -161,19 +168,19 @@ impl Id {
             Self::Policy(_) => Kind::NetworkPolicy,
             Self::Tiers(_) => Kind::ClusterNetworkPolicy,
             Self::Namespace(_) => Kind::Namespace,
-            Self::Pod(_) => Kind::Pod,
+            Self::Pod(_) | Self::Ending(..) => Kind::Pod,
         }
     }
 
     /// Returns whether NetworkPolicies are about the object.
     pub(crate) fn is_for_policies(self) -> bool {
-        !matches!(self, Self::Service(_) | Self::Slice(..))
+        !matches!(self, Self::Service(_) | Self::Slice(..) | Self::Ending(..))
     }
 
     pub(crate) fn to_kubernetes(self) -> k8s::ObjectId {
         let namespace = match self {
             Self::Node(_) | Self::Tiers(_) | Self::Namespace(_) => "",
-            Self::Service(_) | Self::Slice(..) => NAMESPACE,
+            Self::Service(_) | Self::Slice(..) | Self::Ending(..) => NAMESPACE,
             Self::Policy(number) => split(&POLICIES, number).0,
             Self::Pod(number) => split(&PODS, number).0,
         };
@@ -191,6 +198,7 @@ impl Id {
             Self::Node(number) => node_name(number),
             Self::Policy(number) => split(&POLICIES, number).1.into(),
             Self::Pod(number) => split(&PODS, number).1.into(),
+            Self::Ending(service, pod) => pod_name(service, pod),
             Self::Tiers(number) => TIERS[usize::from(number)].into(),
             Self::Namespace(number) => NAMESPACES[usize::from(number)].into(),
         }
@@ -204,6 +212,11 @@ impl Id {
             ..k8s::ObjectMeta::default()
         }
     }
+}
+
+/// Returns the name of a pod of a Service.
+fn pod_name(service: u8, pod: u8) -> Arc<str> {
+    format!("e{service}-{pod}").into()
 }
 
 fn split(names: &[&'static str], number: u8) -> (&'static str, &'static str) {
@@ -317,7 +330,7 @@ impl Pod {
         let mut pods: Vec<_> = (0..count)
             .map(|_| Self {
                 // No pod is in two slices.
-                number: 16 * slice + dice.small(16),
+                number: IN_SLICE * slice + dice.small(IN_SLICE),
                 node: dice.small(nodes),
                 condition: match dice.below(8) {
                     0 => Condition::Draining,
@@ -349,7 +362,11 @@ impl Pod {
             conditions: Some(conditions),
             node_name: Some(node_name(self.node)),
             hints,
-            target_ref: None,
+            target_ref: Some(k8s::TargetRef {
+                kind: "Pod".into(),
+                namespace: None,
+                name: Some(pod_name(service, self.number)),
+            }),
         }
     }
 }
@@ -394,6 +411,9 @@ impl Object {
                 k8s::Object::Namespace(written::namespace(id.metadata(), labels))
             }
             (Self::Pod(workload), _) => k8s::Object::Pod(written::pod(id.metadata(), workload)),
+            (Self::Ending, Id::Ending(service, pod)) => {
+                k8s::Object::Pod(ending(id.metadata(), service, pod))
+            }
             (object, id) => panic!("{id:?} is {object:?}"),
         }
     }
@@ -413,7 +433,9 @@ fn slice(service: u8, number: u8, pods: &[Pod]) -> k8s::EndpointSlice {
     let family = slice_family(number);
     let mut metadata = Id::Slice(service, number).metadata();
     let owner = (k8s::SERVICE_NAME_LABEL.into(), Id::Service(service).name());
-    metadata.labels = Some([owner].into_iter().collect());
+    let writer = if number == FOREIGN { "somebody" } else { k8s::SLICE_CONTROLLER };
+    let writer = (k8s::MANAGED_BY_LABEL.into(), writer.into());
+    metadata.labels = Some([owner, writer].into_iter().collect());
     let ports = PORTS.map(|(name, _, target)| k8s::SlicePort {
         name: Some(name.into()),
         protocol: Some("TCP".to_owned()),
@@ -426,6 +448,34 @@ fn slice(service: u8, number: u8, pods: &[Pod]) -> k8s::EndpointSlice {
         endpoints: Some(pods.collect()),
         ports: Some(ports.to_vec()),
     }
+}
+
+/// Returns a Pod that is being deleted. It is on its node's network, so that it is nothing to NetworkPolicies.
+fn ending(mut metadata: k8s::ObjectMeta, service: u8, pod: u8) -> k8s::Pod {
+    metadata.deletion_timestamp = Some("2026-01-03T00:00:00Z".into());
+    let ip = pod_ip(service, pod, slice_family(pod / IN_SLICE));
+    k8s::Pod {
+        metadata,
+        spec: k8s::PodSpec {
+            host_network: true,
+            ..k8s::PodSpec::default()
+        },
+        status: k8s::PodStatus {
+            pod_ip: Some(ip.to_string()),
+            ..k8s::PodStatus::default()
+        },
+        labels: Labels::default(),
+    }
+}
+
+/// Returns whether the conditions of a pod follow from its state, by its number.
+pub(crate) fn is_followed(pod: u8) -> bool {
+    pod / IN_SLICE != FOREIGN
+}
+
+/// Returns the slice that has a pod.
+pub(crate) fn slice_of(service: u8, pod: u8) -> Id {
+    Id::Slice(service, pod / IN_SLICE)
 }
 
 /// Returns the family of a Service's slice.

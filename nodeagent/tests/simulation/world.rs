@@ -1,5 +1,6 @@
 //! A cluster in one thread, and its time.
 
+use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -21,6 +22,7 @@ use crate::replica::Replica;
 use crate::source::Lacking;
 use crate::truth::{
     Condition, Id, KINDS, Object, Pod, SLICES, Service, Truth, node_name, pod_ip, slice_family,
+    slice_of,
 };
 use crate::wire::{Listener, Weather, Wire};
 use crate::written;
@@ -61,6 +63,8 @@ pub(crate) struct World {
     snapshots: u32,
     /// The number of replicas that were started.
     starts: u64,
+    /// Pods of Services were deleted.
+    ended: BTreeSet<(u8, u8)>,
 }
 
 impl World {
@@ -97,6 +101,7 @@ impl World {
             nodes: plan.nodes,
             snapshots: plan.snapshots,
             starts: 0,
+            ended: BTreeSet::new(),
         }
     }
 
@@ -224,6 +229,7 @@ impl World {
                 self.write(step);
             }
             Step::Leave(service, slice, number) => self.leave(*service, *slice, *number),
+            Step::Ending(service, slice, number) => self.end_pod(*service, *slice, *number),
             Step::Start(replica, late, lacking, doubt) => {
                 self.start(*replica, *late, *lacking, *doubt).await;
             }
@@ -291,6 +297,39 @@ impl World {
         let weather = Arc::clone(&self.agents[usize::from(pod.node)].wire.weather);
         let asks = lock(&weather).ask(leaving);
         lock(&self.ledger).note("leaves", || format!("{ip} of n{} asks: {asks}", pod.node));
+    }
+
+    /// A Pod of a slice is being deleted, or is gone; its slice lags behind.
+    fn end_pod(&mut self, service: u8, slice: u8, number: u64) {
+        let ended = |id: &&Id| matches!(id, Id::Ending(of, _) if *of == service);
+        let ended = self.truth.now().keys().find(ended).copied();
+        if let (Some(id), true) = (ended, number.is_multiple_of(3)) {
+            self.truth.write(id, None);
+            return;
+        }
+        let slice = self.truth.now().get(&Id::Slice(service, slice));
+        if let Some(Object::Slice(pods)) = slice.map(|(_, object)| &**object)
+            && let Some(place) = (number >> 2).checked_rem(pods.len() as u64)
+            && let Some(pod) = pods.get(usize::try_from(place).unwrap_or(0))
+        {
+            let id = Id::Ending(service, pod.number);
+            self.ended.insert((service, pod.number));
+            self.truth.write(id, Some(Object::Ending));
+        }
+    }
+
+    /// Slices no longer have the Pods that were deleted.
+    fn catch_up_slices(&mut self) {
+        for (service, pod) in std::mem::take(&mut self.ended) {
+            self.truth.write(Id::Ending(service, pod), None);
+            let id = slice_of(service, pod);
+            let slice = self.truth.now().get(&id).map(|(_, object)| Arc::clone(object));
+            if let Some(Object::Slice(pods)) = slice.as_deref() {
+                let mut left = pods.clone();
+                left.retain(|of| of.number != pod);
+                self.truth.write(id, Some(Object::Slice(left)));
+            }
+        }
     }
 
     fn write(&mut self, step: &Step) {
@@ -473,6 +512,7 @@ impl World {
         lock(&self.ledger).note("heal", || "* all faults end".to_owned());
         self.order(None, false);
         self.flags.fill(Flags::usual(self.policies));
+        self.catch_up_slices();
         for number in 0..self.replicas.len() {
             let replica = self.replicas[number].as_ref();
             let is_usual = |replica: &Replica| replica.flags == self.flags[number];

@@ -84,6 +84,7 @@ const TESTS: &[Test] = kplane_tests::tests!(
     reasons::describe_names_what_stands_in_the_way_on_a_node,
     workloads::a_deployment_is_scaled_and_rolled,
     workloads::b3_terminating_endpoints_serve_when_nothing_else_does,
+    workloads::a_pod_that_is_being_deleted_is_out_before_its_slice_says_so,
     workloads::b2_traffic_distribution_keeps_zones_and_nodes_apart,
     workloads::nodes_come_move_and_go,
     workloads::a_service_of_both_families_is_in_both_tables,

@@ -314,7 +314,7 @@ pub fn pod(pod: &k8s::Pod) -> Option<Pod> {
 
 /// Returns the Pod's addresses. kubelet writes them, so that one in another form is left out without a word: the Pod is
 /// cut off then.
-fn addresses(status: &k8s::PodStatus) -> Vec<IpAddr> {
+pub fn addresses(status: &k8s::PodStatus) -> Vec<IpAddr> {
     let all = status.pod_ips.iter().flatten().map(|ip| ip.ip.as_str());
     let first = status.pod_ip.as_deref().into_iter();
     let mut ips: Vec<IpAddr> = first.chain(all).filter_map(|text| parse_ip(text).ok()).collect();

@@ -77,6 +77,7 @@ fn origin(svc: &k8s::Service) -> EndpointOrigin {
         selector: cut(&labels.join(",")),
         named_targets: named.collect(),
         waits_for_address: spec.type_.as_deref() == Some("LoadBalancer") && given.is_none(),
+        publishes_unready: spec.publish_not_ready_addresses,
     }
 }
 

@@ -14,7 +14,8 @@ use super::{
     is_port_name, port_number, protocol,
 };
 use crate::k8s::{
-    self, HEADLESS_LABEL, Hint, Kind, LAST_CHANGE_ANNOTATION, SERVICE_NAME_LABEL, SliceEndpoint,
+    self, HEADLESS_LABEL, Hint, Kind, LAST_CHANGE_ANNOTATION, MANAGED_BY_LABEL, SERVICE_NAME_LABEL,
+    SLICE_CONTROLLER, SliceEndpoint,
 };
 
 /// Converts an EndpointSlice. A refused endpoint or port leaves the rest of the slice served.
@@ -28,6 +29,7 @@ pub fn slice(slice: &k8s::EndpointSlice, location: &str) -> ConvertedSlice {
     };
     ConvertedSlice {
         trigger_ms: service.as_ref().map_or(0, |_| trigger_ms(slice)),
+        follows_pods: service.is_some() && follows_pods(slice),
         service,
         addresses,
         ports,
@@ -43,6 +45,14 @@ fn trigger_ms(slice: &k8s::EndpointSlice) -> u64 {
     let written = annotations.and_then(|all| all.get(LAST_CHANGE_ANNOTATION));
     let at = written.and_then(|text| text.parse::<Timestamp>().ok());
     at.map_or(0, |at| u64::try_from(at.as_millisecond()).unwrap_or(0))
+}
+
+/// Returns whether Kubernetes' own controller writes a slice. Others may have reasons of their own to call a Pod ready.
+fn follows_pods(slice: &k8s::EndpointSlice) -> bool {
+    slice
+        .metadata
+        .label(MANAGED_BY_LABEL)
+        .is_some_and(|by| **by == *SLICE_CONTROLLER)
 }
 
 /// Returns the Service of a slice (A27, Z1).

@@ -281,6 +281,7 @@ impl Index {
         let listed = self.listed(port);
         let mut merged = merge(listed.flat_map(|listed| listed.endpoints.iter().cloned()));
         self.mark_suspected(&mut merged);
+        self.mark_terminating(&port.key.service, &mut merged);
         merged
     }
 

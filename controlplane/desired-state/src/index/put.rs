@@ -50,29 +50,38 @@ impl Index {
         let converted = convert::slice(slice, location);
         let trigger_ms = converted.trigger_ms;
         let before_ms = self.slices.get(id).map_or(0, |slice| slice.trigger_ms);
+        let Some(service) = converted.service else {
+            self.delete_slice(id);
+            return converted.issues;
+        };
         let before = self.unlink_slice(id);
-        if let Some(service) = converted.service {
-            if let (Some(at), Some(family)) = (changed_at, converted.family)
-                && trigger_ms != before_ms
-            {
-                self.triggers.note(&service, family, trigger_ms, at);
-            }
-            self.link_slice(id, &service);
-            self.pending.services.insert(service.clone());
-            self.slices.insert(
-                id.clone(),
-                SliceEntry {
-                    service: service.clone(),
-                    family: converted.family,
-                    ports: converted.ports,
-                    addresses: converted.addresses,
-                    trigger_ms,
-                },
-            );
-            self.note_living(id);
-            self.note_api_servers(&service);
-            self.note_slice(id, before.as_ref(), cause);
+        if let (Some(at), Some(family)) = (changed_at, converted.family)
+            && trigger_ms != before_ms
+        {
+            self.triggers.note(&service, family, trigger_ms, at);
         }
+        self.link_slice(id, &service);
+        self.pending.services.insert(service.clone());
+        self.slices.insert(
+            id.clone(),
+            SliceEntry {
+                service: service.clone(),
+                family: converted.family,
+                ports: converted.ports,
+                addresses: converted.addresses,
+                follows_pods: converted.follows_pods,
+                trigger_ms,
+            },
+        );
+        self.note_living(id);
+        self.terminating.replace(id, before.as_ref(), self.slices.get(id));
+        self.note_api_servers(&service);
+        self.note_slice(id, before.as_ref(), cause);
         converted.issues
+    }
+
+    pub(super) fn delete_slice(&mut self, id: &ObjectId) {
+        let before = self.unlink_slice(id);
+        self.terminating.replace(id, before.as_ref(), None);
     }
 }

@@ -8,6 +8,7 @@ mod policies;
 mod proxying;
 mod step;
 mod suspects;
+mod terminating;
 
 use std::net::IpAddr;
 use std::slice;

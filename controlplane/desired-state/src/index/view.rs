@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 use std::net::IpAddr;
 use std::sync::Arc;
+use std::time::SystemTime;
 
 use kplane_model::select::{Categorized, categorize};
 use kplane_model::{
@@ -74,6 +75,8 @@ pub struct Facts {
     /// Suspected nodes with endpoints of the Service, the number of these, whether connections to them end, and whether all
     /// count as terminating.
     pub suspected: (Vec<(NodeName, Suspicion, usize, bool)>, bool),
+    /// Pods that are being deleted and that slices still call ready, each with the first time at which that is known.
+    pub terminating: Vec<(Arc<str>, SystemTime)>,
 }
 
 /// One EndpointSlice of a Service.
@@ -226,6 +229,7 @@ impl Index {
             service_ranges: self.cidrs.values().flatten().copied().collect(),
             chained: Vec::new(),
             suspected: (self.suspected_of(name), self.suspected.now.act),
+            terminating: self.terminating_of(name),
             contested: self
                 .claims
                 .contested(name)

@@ -219,10 +219,14 @@ impl Failure {
                                    files by itself"
                 .to_owned(),
             Self::Forbidden(why) => {
-                let granted = if asked.is_of_policies() {
-                    "the chart does with networkPolicies.enforce=true"
-                } else {
-                    "deploy/kubernetes/rbac.yaml does"
+                let granted = match asked.resource {
+                    "pods" if asked.is_of_policies() => {
+                        "the chart does with networkPolicies.enforce=true or controlPlane.watchPods=true"
+                    }
+                    _ if asked.is_of_policies() => {
+                        "the chart does with networkPolicies.enforce=true"
+                    }
+                    _ => "deploy/kubernetes/rbac.yaml does",
                 };
                 format!("does not permit kplane to {asked} (403: {why}); grant it, as {granted}")
             }

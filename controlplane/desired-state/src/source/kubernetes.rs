@@ -56,6 +56,8 @@ pub struct Config {
     pub own_mark: u32,
     /// Whether to read what NetworkPolicies need.
     pub network_policies: bool,
+    /// Read Pods, which NetworkPolicies need in any case.
+    pub watch_pods: bool,
 }
 
 /// The API server as a source.
@@ -64,6 +66,7 @@ pub struct Kubernetes {
     api: Arc<Api>,
     only_node: Option<NodeName>,
     network_policies: bool,
+    watch_pods: bool,
     upstream: Upstream,
 }
 
@@ -87,6 +90,7 @@ impl Kubernetes {
             api: Arc::new(api),
             only_node,
             network_policies: config.network_policies,
+            watch_pods: config.watch_pods || config.network_policies,
             upstream,
         })
     }
@@ -109,13 +113,13 @@ impl Source for Kubernetes {
             Resource::NetworkPolicies,
             Resource::ClusterPolicies { beta: true },
             Resource::Namespaces,
-            Resource::Pods,
         ]
         .into_iter()
         .filter(|_| self.network_policies);
+        let pods = self.watch_pods.then_some(Resource::Pods);
         let (outbox, inbox) = mpsc::channel(QUEUE);
         let mut reflectors = JoinSet::new();
-        for resource in resources.into_iter().chain(policies) {
+        for resource in resources.into_iter().chain(policies).chain(pods) {
             let report = Reporter::new(resource.kind(), self.upstream.clone());
             let http = Http::new(Arc::clone(&self.api), resource);
             reflectors.spawn(Reflector::new(http, report, outbox.clone()).run());

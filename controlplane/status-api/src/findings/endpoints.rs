@@ -1,6 +1,7 @@
 //! Why a Service has no endpoints, or none that can be used.
 
 use std::collections::BTreeMap;
+use std::time::{Duration, SystemTime};
 
 use kplane_desired_state::index::{Facts, PortView, ServiceDetail, SliceFacts};
 use kplane_desired_state::k8s::SERVICE_NAME_LABEL;
@@ -337,4 +338,30 @@ fn names(ports: &[&ServicePort]) -> String {
         1 => format!("port {}", names[0]),
         _ => format!("ports {}", names.join(", ")),
     }
+}
+/// How long a slice may be behind its Pods before that is a warning: beyond any write of a healthy controller.
+const BEHIND: Duration = Duration::from_secs(10);
+/// Maximum number of Pods that a text names.
+const PODS_NAMED: usize = 5;
+
+/// Names Pods that are being deleted and that EndpointSlices call ready.
+pub(super) fn slices_behind_pods(facts: &Facts, now: SystemTime) -> Option<Finding> {
+    let oldest = facts.terminating.iter().map(|(_, since)| *since).min()?;
+    let age = now.duration_since(oldest).unwrap_or_default();
+    let severity = if age < BEHIND { Severity::Info } else { Severity::Warning };
+    let pods = facts.terminating.iter().map(|(pod, _)| &**pod);
+    let named: Vec<&str> = pods.take(PODS_NAMED).collect();
+    let more = match facts.terminating.len().saturating_sub(PODS_NAMED) {
+        0 => String::new(),
+        more => format!(" and {more} more"),
+    };
+    let text = format!(
+        "{}{more}: being deleted for up to {} s, and EndpointSlices still call them ready; they get new connections only where \
+         no other endpoint is ready",
+        named.join(", "),
+        age.as_secs()
+    );
+    let fix = "if this lasts, Kubernetes' EndpointSlice controller does not keep up or does not run: kubectl get lease -n \
+               kube-system kube-controller-manager";
+    Some(Finding::new(Reason::SliceBehindPod, severity, text, fix))
 }

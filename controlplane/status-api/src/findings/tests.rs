@@ -519,3 +519,27 @@ fn u53_only_endpoints_of_the_service_count_and_a_few_are_named() {
     assert_eq!(found[20].text, "10 more endpoints are avoided");
     assert_eq!(found[20].severity, Severity::Info);
 }
+
+#[test]
+fn slices_that_are_behind_pods_are_a_warning_after_ten_seconds() {
+    let text = |pods: usize, seconds| {
+        let facts = Facts {
+            terminating: (0..pods)
+                .map(|pod| (format!("web-{pod}").into(), SystemTime::UNIX_EPOCH))
+                .collect(),
+            ..Default::default()
+        };
+        let now = SystemTime::UNIX_EPOCH + std::time::Duration::from_secs(seconds);
+        endpoints::slices_behind_pods(&facts, now).map(|of| (of.severity, of.text))
+    };
+    assert_eq!(text(0, 20), None);
+    assert_eq!(text(1, 9).unwrap().0, Severity::Info);
+    let (severity, text) = text(7, 10).unwrap();
+    assert_eq!(severity, Severity::Warning);
+    assert!(
+        text.starts_with(
+            "web-0, web-1, web-2, web-3, web-4 and 2 more: being deleted for up to 10 s"
+        ),
+        "{text}"
+    );
+}

@@ -11,7 +11,8 @@ use kplane_tests::topology::NodeSpec;
 use kplane_tests::wait::eventually;
 use serde_json::{Value, json};
 
-use crate::cluster::support::world::{DEADLINE, reaches};
+use crate::cluster::support::kpctl::says;
+use crate::cluster::support::world::{DEADLINE, agent_port, reaches};
 use crate::cluster::support::{World, with_world};
 
 pub(crate) fn a_deployment_is_scaled_and_rolled() -> Result<()> {
@@ -65,6 +66,87 @@ pub(crate) fn b3_terminating_endpoints_serve_when_nothing_else_does() -> Result<
         let released = json!({ "metadata": { "finalizers": null } });
         api.patch("Pod", "default/web-2", &released)?;
         world.leads("node-1", to, &BTreeSet::new())?;
+        world.settle()
+    })
+}
+
+/// A replica that watches Pods is ahead of slices, and says so while they are behind; the other one follows slices.
+pub(crate) fn a_pod_that_is_being_deleted_is_out_before_its_slice_says_so() -> Result<()> {
+    with_world(|world| {
+        let flags = ["--watch-pods".to_owned()];
+        drop(world.planes.pop());
+        let watching = world.plane_with(1, &world.cluster.kubeconfig(), &flags)?;
+        world.planes.push(watching);
+        // Without a selector no controller touches the slice.
+        let to = web(world, json!({ "selector": null }))?;
+        let api = world.api();
+        let mut slice = objects::slice("default", "web-1", "web", []);
+        slice["metadata"]["labels"]["endpointslice.kubernetes.io/managed-by"] =
+            json!("endpointslice-controller.k8s.io");
+        slice["ports"][0] = json!({ "name": "", "port": 8080, "protocol": "TCP" });
+        let mut ips = BTreeSet::new();
+        for name in ["goes", "stays"] {
+            let mut pod = objects::pod("default", name, "other", "node-1");
+            pod["metadata"]["finalizers"] = json!(["kplane.test/grace"]);
+            api.apply(&pod)?;
+            let ip = eventually(DEADLINE, "an address", || {
+                let pod = api.get("Pod", &format!("default/{name}"))?.context("no Pod")?;
+                pod["status"]["podIP"]
+                    .as_str()
+                    .context("none")?
+                    .parse::<IpAddr>()
+                    .context("wrong")
+            })?;
+            ips.insert(ip);
+            let mut endpoint = objects::endpoint(ip, "node-1");
+            endpoint["targetRef"] = json!({ "kind": "Pod", "namespace": "default", "name": name });
+            let endpoints = slice["endpoints"].as_array_mut().context("no list")?;
+            endpoints.insert(0, endpoint);
+        }
+        api.apply(&slice)?;
+        world.leads("node-2", to, &ips)?;
+        api.delete("Pod", "default/goes")?;
+        let stays = slice["endpoints"][0]["addresses"][0].as_str().context("no address")?;
+        world.leads("node-2", to, &BTreeSet::from([stays.parse()?]))?;
+        world.leads("node-1", to, &ips)?;
+        let port = agent_port(1) + 1;
+        let describe = ["describe", "service", "default/web"];
+        says(
+            world,
+            port,
+            &describe,
+            0,
+            &[
+                "SliceBehindPod",
+                "goes: ",
+                "EndpointSlices still call them ready",
+            ],
+        )?;
+        // Ten seconds later it is a problem.
+        eventually(DEADLINE, "a warning", || {
+            says(
+                world,
+                port,
+                &["get", "services", "--bad"],
+                0,
+                &["SliceBehindPod"],
+            )
+        })?;
+        let released = json!({ "metadata": { "finalizers": null } });
+        for name in ["goes", "stays"] {
+            api.patch("Pod", &format!("default/{name}"), &released)?;
+        }
+        // The Pod is gone, and its slice is as it was.
+        eventually(DEADLINE, "the Pod is gone", || {
+            let pod = api.get("Pod", "default/goes")?;
+            pod.is_none().then_some(()).context("it is there")
+        })?;
+        world.leads("node-2", to, &BTreeSet::from([stays.parse()?]))?;
+        drop(world.planes.pop());
+        let usual = world.replica(1, &[])?;
+        world.planes.push(usual);
+        world.leads("node-2", to, &ips)?;
+        world.api().delete("EndpointSlice", "default/web-1")?;
         world.settle()
     })
 }

@@ -124,6 +124,7 @@ static SERVICE_SPEC: Message = Message(&[
     filled(10, "externalName", Text),
     filled(11, "externalTrafficPolicy", Text),
     filled(12, "healthCheckNodePort", Number),
+    filled(13, "publishNotReadyAddresses", Flag),
     always(
         14,
         "sessionAffinityConfig",
