@@ -5,7 +5,6 @@
 // Bytes and texts from outside must not end the program.
 #![deny(clippy::indexing_slicing)]
 
-pub mod asked;
 pub mod convert;
 pub mod packed;
 pub mod ranking;

@@ -8,7 +8,6 @@ mod json;
 
 use std::sync::LazyLock;
 
-use kplane_proto::asked::Asked;
 use kplane_proto::v1 as pb;
 use prost_reflect::{
     DescriptorPool, DynamicMessage, ExtensionDescriptor, FieldDescriptor, Kind, MethodDescriptor,
@@ -181,6 +180,15 @@ fn as_number(value: &Value) -> Option<u64> {
     value.as_u64().or_else(|| value.as_u32().map(u64::from))
 }
 
+/// Returns the message in a field.
+fn message<T: prost::Message + Default>(of: &DynamicMessage, field: &FieldDescriptor) -> T {
+    let value = of.get_field(field);
+    value
+        .as_message()
+        .and_then(|value| value.transcode_to().ok())
+        .unwrap_or_default()
+}
+
 /// Returns the messages in a field.
 fn messages<T: prost::Message + Default>(of: &DynamicMessage, field: &str) -> Vec<T> {
     let value = of.get_field_by_name(field);
@@ -226,12 +234,12 @@ impl ListingView {
         let rows = answer.get_field(&listing.rows).into_owned();
         answer.clear_field(&listing.rows);
         let of = |row: &Value| Some(ListedRow(row.as_message()?.clone()));
-        let asked = answer.descriptor().get_field_by_name("asked").is_some();
+        let asked = answer.descriptor().get_field_by_name("nodes");
         Self {
             listing,
             about,
             rows: rows.as_list().unwrap_or_default().iter().filter_map(of).collect(),
-            asked: asked.then(|| AskedView::from_wire(who_answered(&answer))),
+            asked: asked.map(|of| message::<pb::NodesAsked>(&answer, &of).into()),
             missing: Vec::from_wire(messages::<pb::MissingReplica>(&answer, "missing_replicas")),
             rest: answer,
             is_first,
@@ -317,16 +325,6 @@ impl ListingView {
                 text + &paragraph(&Span::new(older, Tone::Faint), canvas, 0)
             }
         }
-    }
-}
-
-fn who_answered(answer: &DynamicMessage) -> Asked {
-    Asked {
-        asked: number(answer, "asked"),
-        answered: number(answer, "answered"),
-        silent: messages(answer, "silent"),
-        more_silent: number(answer, "more_silent"),
-        missing_replicas: messages(answer, "missing_replicas"),
     }
 }
 

@@ -100,8 +100,7 @@ pub struct FollowedView {
     packets: Vec<PacketView>,
     /// The number of samples that were lost since the question before.
     lost: u64,
-    #[serde(flatten)]
-    asked: AskedView,
+    nodes: AskedView,
     /// Whether to say who answered.
     #[serde(skip)]
     says_who: bool,
@@ -115,7 +114,7 @@ impl From<pb::DropsAnswer> for FollowedView {
             kind: "DroppedPackets",
             packets,
             lost: answer.lost,
-            asked: FromWire::from_wire(&mut answer),
+            nodes: FromWire::from_wire(answer.nodes),
             says_who: true,
         }
     }
@@ -124,12 +123,12 @@ impl From<pb::DropsAnswer> for FollowedView {
 impl FollowedView {
     /// Returns whether all nodes answered.
     pub fn is_complete(&self) -> bool {
-        self.asked.is_complete()
+        self.nodes.is_complete()
     }
 
     /// Returns whether there is something to show after the last view; who answered is shown if it has changed.
     pub fn is_news(&mut self, last: Option<&Self>) -> bool {
-        self.says_who = last.is_none_or(|last| last.asked != self.asked);
+        self.says_who = last.is_none_or(|last| last.nodes != self.nodes);
         self.says_who || !self.packets.is_empty() || self.lost > 0
     }
 }
@@ -147,9 +146,9 @@ impl View for FollowedView {
             out.push_str(&paragraph(&Span::new(text, Tone::Warn), canvas, 0));
         }
         if self.says_who {
-            let text = format!("Following denied packets: {}.", self.asked.summary());
+            let text = format!("Following denied packets: {}.", self.nodes.summary());
             out.push_str(&paragraph(&Span::new(text, Tone::Faint), canvas, 0));
-            out.push_str(&self.asked.text(canvas));
+            out.push_str(&self.nodes.text(canvas));
         }
         out
     }
@@ -162,8 +161,7 @@ mod tests {
 
     fn answered(asked: u64, answered: u64) -> pb::DropsAnswer {
         pb::DropsAnswer {
-            asked,
-            answered,
+            nodes: Some(kpctl_samples::asked(asked, answered)),
             ..pb::DropsAnswer::default()
         }
     }

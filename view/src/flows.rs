@@ -106,17 +106,15 @@ view_of! {
         ports_omitted: u64 = ports_left_out,
         has_endpoints: bool,
         knows_pods: bool,
-        #[serde(flatten)]
-        asked: AskedView = _,
+        nodes: AskedView,
     }
 }
 
 impl FlowsView {
     /// Creates the view of an answer.
-    pub fn new(of: &ServiceName, request: &pb::FlowsRequest, mut answer: pb::FlowsAnswer) -> Self {
+    pub fn new(of: &ServiceName, request: &pb::FlowsRequest, answer: pb::FlowsAnswer) -> Self {
         let asked = |text: &String| FromWire::from_wire(text.clone());
         Self {
-            asked: FromWire::from_wire(&mut answer),
             namespace: of.namespace.to_string(),
             name: of.name.to_string(),
             from: asked(&request.from),
@@ -128,7 +126,7 @@ impl FlowsView {
 
     /// Returns whether all nodes answered.
     pub fn is_complete(&self) -> bool {
-        self.asked.is_complete()
+        self.nodes.is_complete()
     }
 
     fn summary(&self) -> Span {
@@ -151,14 +149,14 @@ impl FlowsView {
             grouped(connections),
             plural(distinct(|flow| &flow.client), "client"),
             plural(distinct(|flow| &flow.endpoint), "endpoint"),
-            self.asked.summary()
+            self.nodes.summary()
         ))
     }
 
     /// Returns why the list is empty, and what to do next.
     fn nothing(&self) -> String {
         let of = format!("{}/{}", self.namespace, self.name);
-        let answered = self.asked.summary();
+        let answered = self.nodes.summary();
         let asked = [&self.from, &self.to, &self.only_node];
         let next = if !self.has_endpoints {
             format!(
@@ -327,7 +325,7 @@ impl View for FlowsView {
         let mut out = field("Service", &[service], canvas);
         if self.flows.is_empty() && self.connections_omitted.max(self.connections_unchecked) == 0 {
             out.push_str(&paragraph(&Span::plain(self.nothing()), canvas, 0));
-            out.push_str(&self.asked.text(canvas));
+            out.push_str(&self.nodes.text(canvas));
             return out;
         }
         out.push_str(&field("Connections", &[self.summary()], canvas));
@@ -364,7 +362,7 @@ impl View for FlowsView {
             .render(canvas);
         out.push('\n');
         out.push_str(&table);
-        out.push_str(&self.asked.below(&self.missing(), canvas));
+        out.push_str(&self.nodes.below(&self.missing(), canvas));
         out
     }
 }

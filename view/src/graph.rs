@@ -76,16 +76,14 @@ view_of! {
         failed_omitted: u64 = more_failed,
         partial: Vec<PartialView>,
         knows_pods: bool,
-        #[serde(flatten)]
-        asked: AskedView = _,
+        nodes: AskedView,
     }
 }
 
 impl GraphView {
     /// Creates the view of an answer.
-    pub fn new(request: &pb::GraphRequest, mut answer: pb::GraphAnswer) -> Self {
+    pub fn new(request: &pb::GraphRequest, answer: pb::GraphAnswer) -> Self {
         Self {
-            asked: FromWire::from_wire(&mut answer),
             namespace: FromWire::from_wire(request.namespace.clone()),
             services: request.services.clone(),
             since_seconds: request.since_s.into(),
@@ -96,7 +94,7 @@ impl GraphView {
 
     /// Returns whether all nodes answered.
     pub fn is_complete(&self) -> bool {
-        self.asked.is_complete()
+        self.nodes.is_complete()
     }
 
     /// Returns the nodes and edges to draw.
@@ -125,19 +123,19 @@ impl GraphView {
             grouped(sum(|edge| edge.failed).saturating_add(self.failed_omitted)),
             plural(distinct(EdgeView::client_text), "client"),
             plural(distinct(EdgeView::service_text), "Service port"),
-            self.asked.summary()
+            self.nodes.summary()
         ))
     }
 
     /// Returns why the list is empty, and what to do next.
     fn nothing(&self) -> String {
-        let next = match self.asked.nodes_answered {
+        let next = match self.nodes.answered {
             0 => "Agents count connections with the option --flows, in the chart agent.flows.",
             _ => {
                 "Connections to a Pod's own address are not of a Service, nor are those that rules refuse for lack of an endpoint."
             }
         };
-        let answered = self.asked.summary();
+        let answered = self.nodes.summary();
         format!("No connection through these Services began or ended; {answered}. {next}")
     }
 
@@ -297,7 +295,7 @@ impl View for GraphView {
     fn text(&self, canvas: &Canvas) -> String {
         if self.edges.is_empty() && !self.has_omitted() {
             let nothing = paragraph(&Span::plain(self.nothing()), canvas, 0);
-            return nothing + &self.asked.text(canvas);
+            return nothing + &self.nodes.text(canvas);
         }
         let mut out = long_field("Connections", &self.summary(), canvas);
         let table = Table::new(&self.edges)
@@ -327,7 +325,7 @@ impl View for GraphView {
             .render(canvas);
         out.push('\n');
         out.push_str(&table);
-        out.push_str(&self.asked.below(&self.missing(), canvas));
+        out.push_str(&self.nodes.below(&self.missing(), canvas));
         out
     }
 

@@ -54,8 +54,7 @@ view_of! {
         name: String = _,
         ports: Vec<ProxiedPortView> => |ports| ports.into_iter().filter_map(port).collect(),
         ports_omitted: u64 = more,
-        #[serde(flatten)]
-        asked: AskedView = _,
+        nodes: AskedView,
     }
 }
 
@@ -79,9 +78,8 @@ fn port(of: pb::NodeProxied) -> Option<ProxiedPortView> {
 
 impl ProxiedView {
     /// Creates the view.
-    pub fn new(of: &ServiceName, mut answer: pb::ProxiedAnswer) -> Self {
+    pub fn new(of: &ServiceName, answer: pb::ProxiedAnswer) -> Self {
         Self {
-            asked: FromWire::from_wire(&mut answer),
             namespace: of.namespace.to_string(),
             name: of.name.to_string(),
             ..answer.into()
@@ -90,11 +88,11 @@ impl ProxiedView {
 
     /// Returns whether all nodes answered.
     pub fn is_complete(&self) -> bool {
-        self.asked.is_complete()
+        self.nodes.is_complete()
     }
 
     pub(crate) fn summary(&self) -> Span {
-        let answered = self.asked.summary();
+        let answered = self.nodes.summary();
         if self.ports.is_empty() {
             return Span::plain(format!(
                 "No node's userspace proxy serves it; {answered}. The annotation kplane.io/data-path asks for it"
@@ -164,7 +162,7 @@ impl View for ProxiedView {
             out.push_str(&paragraph(&Span::new(text, Tone::Warn), canvas, 0));
         }
         out.push_str(&self.avoided_text(canvas));
-        out.push_str(&self.asked.text(canvas));
+        out.push_str(&self.nodes.text(canvas));
         out
     }
 }
@@ -251,8 +249,7 @@ mod tests {
     fn answer(ports: Vec<pb::NodeProxied>) -> pb::ProxiedAnswer {
         pb::ProxiedAnswer {
             ports,
-            asked: 2,
-            answered: 2,
+            nodes: Some(kpctl_samples::asked(2, 2)),
             ..pb::ProxiedAnswer::default()
         }
     }

@@ -2,8 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use kplane_proto::asked::Asked;
-use serde::Serialize;
+use kplane_proto::v1::NodesAsked;
 
 use crate::replicas::{MissingReplicaView, missing_text};
 use crate::style::{Canvas, Tone};
@@ -33,44 +32,34 @@ pub(crate) fn names<'a>(nodes: impl IntoIterator<Item = &'a str>, omitted: u64) 
     }
 }
 
-/// The agents that were asked, and those without an answer.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "camelCase")]
-pub(crate) struct AskedView {
-    pub(crate) nodes_asked: u64,
-    pub(crate) nodes_answered: u64,
-    /// Nodes that did not answer, or could not do what they were asked to.
-    pub(crate) silent: Vec<SilentView>,
-    pub(crate) silent_omitted: u64,
-    missing_replicas: Vec<MissingReplicaView>,
+view_of! {
+    /// The agents that were asked, and those without an answer.
+    pub(crate) struct AskedView: NodesAsked {
+        asked: u64,
+        answered: u64,
+        /// Nodes that did not answer, or could not do what they were asked to.
+        silent: Vec<SilentView>,
+        silent_omitted: u64 = more_silent,
+        missing_replicas: Vec<MissingReplicaView>,
+    }
 }
 
-impl<T> FromWire<T> for AskedView
-where
-    Asked: From<T>,
-{
-    fn from_wire(answer: T) -> Self {
-        let asked = Asked::from(answer);
-        Self {
-            nodes_asked: asked.asked,
-            nodes_answered: asked.answered,
-            silent: FromWire::from_wire(asked.silent),
-            silent_omitted: asked.more_silent,
-            missing_replicas: FromWire::from_wire(asked.missing_replicas),
-        }
+impl FromWire<Option<NodesAsked>> for AskedView {
+    fn from_wire(asked: Option<NodesAsked>) -> Self {
+        asked.unwrap_or_default().into()
     }
 }
 
 impl AskedView {
     /// Returns whether all nodes answered.
     pub(crate) fn is_complete(&self) -> bool {
-        let all = self.nodes_asked == self.nodes_answered && self.nodes_asked > 0;
+        let all = self.asked == self.answered && self.asked > 0;
         all && self.missing_replicas.is_empty()
     }
 
     /// Returns how many nodes answered.
     pub(crate) fn summary(&self) -> String {
-        let (asked, answered) = (grouped(self.nodes_asked), grouped(self.nodes_answered));
+        let (asked, answered) = (grouped(self.asked), grouped(self.answered));
         format!("{answered} of {asked} nodes answered")
     }
 

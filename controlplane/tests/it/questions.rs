@@ -444,9 +444,10 @@ async fn an_agent_that_does_not_know_a_question_is_not_one_without_connections()
     };
     let (status, ()) = tokio::join!(flows(&bound, ""), answers);
     let status = status.unwrap();
-    assert_eq!((status.asked, status.answered), (3, 0));
+    let nodes = status.nodes.as_ref().unwrap();
+    assert_eq!((nodes.asked, nodes.answered), (3, 0));
     assert!(status.flows.is_empty());
-    let reasons: Vec<_> = status.silent.iter().map(|silent| silent.reason.as_str()).collect();
+    let reasons: Vec<_> = nodes.silent.iter().map(|silent| silent.reason.as_str()).collect();
     assert_eq!(
         reasons,
         [
@@ -506,8 +507,9 @@ async fn who_is_connected_is_asked_of_all_agents() {
     };
     let (answer, ()) = tokio::join!(flows(&bound, ""), answers);
     let answer = answer.unwrap();
-    assert_eq!((answer.asked, answer.answered, answer.more), (2, 1, 40));
-    assert!(answer.silent[0].reason.contains("update it"), "{answer:?}");
+    let nodes = answer.nodes.as_ref().unwrap();
+    assert_eq!((nodes.asked, nodes.answered, answer.more), (2, 1, 40));
+    assert!(nodes.silent[0].reason.contains("update it"), "{answer:?}");
     assert!(answer.has_endpoints && !answer.knows_pods);
     // The agent may name 1,000 groups, of which one is rubbish.
     assert_eq!(answer.flows.len(), 999);
@@ -580,8 +582,9 @@ async fn who_talked_to_whom_is_asked_of_all_agents() {
     let server = server(&bound);
     let (answer, ()) = tokio::join!(server.get_graph(Request::new(request)), answers);
     let answer = answer.unwrap().into_inner();
-    assert_eq!((answer.asked, answer.answered, answer.more), (2, 1, 40));
-    assert_eq!(answer.silent[0].reason, "its agent does not count");
+    let nodes = answer.nodes.as_ref().unwrap();
+    assert_eq!((nodes.asked, nodes.answered, answer.more), (2, 1, 40));
+    assert_eq!(nodes.silent[0].reason, "its agent does not count");
     assert_eq!(
         (&answer.partial[0].node[..], answer.partial[0].seconds),
         ("n2", 300)
@@ -744,11 +747,12 @@ async fn denied_packets_are_asked_of_all_nodes_and_get_the_names_of_pods() {
     let drops = drops.unwrap().into_inner();
     let pod = &drops.pods[0];
     assert_eq!((&*pod.pod, &*pod.node, pod.packets), ("shop/db-0", "n1", 7));
-    assert_eq!((drops.asked, drops.answered), (2, 1));
+    let nodes = drops.nodes.as_ref().unwrap();
+    assert_eq!((nodes.asked, nodes.answered), (2, 1));
     assert!(
-        drops.silent[0].reason.contains("update it"),
+        nodes.silent[0].reason.contains("update it"),
         "{:?}",
-        drops.silent
+        nodes.silent
     );
 
     // `why` says how often it has happened.
@@ -803,7 +807,10 @@ async fn a_pods_denied_packets_are_followed_on_its_node_alone() {
         deny(&mut first, Some(forbidden)),
     );
     let followed = followed.unwrap().into_inner();
-    assert_eq!(followed.silent[0].reason, "another program reads the log");
+    assert_eq!(
+        followed.nodes.as_ref().unwrap().silent[0].reason,
+        "another program reads the log"
+    );
 
     for (pod, follower, code) in [("x", 9, Code::NotFound), ("db-0", 0, Code::InvalidArgument)] {
         let request = pb::DropsRequest {

@@ -27,15 +27,16 @@ fn flow(client: &str, kind: ClientKind, name: &str) -> pb::NodeFlow {
 fn view(flows: Vec<pb::NodeFlow>, request: &pb::FlowsRequest, answered: u64) -> FlowsView {
     let answer = pb::FlowsAnswer {
         flows,
-        asked: 2,
-        answered,
         has_endpoints: true,
-        silent: (answered..2)
-            .map(|_| pb::SilentNode {
-                node: "n2".to_owned(),
-                reason: "its agent is not connected".to_owned(),
-            })
-            .collect(),
+        nodes: Some(pb::NodesAsked {
+            silent: (answered..2)
+                .map(|_| pb::SilentNode {
+                    node: "n2".to_owned(),
+                    reason: "its agent is not connected".to_owned(),
+                })
+                .collect(),
+            ..kpctl_samples::asked(2, answered)
+        }),
         ..pb::FlowsAnswer::default()
     };
     FlowsView::new(&ServiceName::new("shop", "web"), request, answer)

@@ -49,8 +49,7 @@ fn answer() -> pb::GraphAnswer {
             // Indexes that lead nowhere.
             edge(9, 0, 1, 0),
         ],
-        asked: 2,
-        answered: 2,
+        nodes: Some(kpctl_samples::asked(2, 2)),
         ..pb::GraphAnswer::default()
     }
 }
@@ -115,7 +114,7 @@ fn edges_are_grouped_by_client_and_what_is_missing_is_said() {
 #[test]
 fn an_empty_answer_says_what_to_do() {
     let empty = pb::GraphAnswer {
-        asked: 1,
+        nodes: Some(kpctl_samples::asked(1, 0)),
         ..pb::GraphAnswer::default()
     };
     has(
@@ -123,7 +122,7 @@ fn an_empty_answer_says_what_to_do() {
         "option --flows, in the chart agent.flows",
     );
     let counted = pb::GraphAnswer {
-        answered: 1,
+        nodes: Some(kpctl_samples::asked(1, 1)),
         ..empty
     };
     has(&words(&view(counted)), "Connections to a Pod's own address");

@@ -701,6 +701,26 @@ pub fn judgement() -> pb::ConnectionJudgement {
     }
 }
 
+/// So many nodes were asked, and so many answered.
+pub fn asked(asked: u64, answered: u64) -> pb::NodesAsked {
+    pb::NodesAsked {
+        asked,
+        answered,
+        ..pb::NodesAsked::default()
+    }
+}
+
+/// The third of three nodes is silent for a reason.
+fn two_of_three(reason: &str) -> pb::NodesAsked {
+    pb::NodesAsked {
+        silent: vec![pb::SilentNode {
+            node: "node-3".to_owned(),
+            reason: reason.to_owned(),
+        }],
+        ..asked(3, 2)
+    }
+}
+
 /// The connections of a Pod and of a client outside, on two nodes of three.
 pub fn flows() -> pb::FlowsAnswer {
     let flow = |node: &str, kind: pb::ClientKind, name: &str, group| pb::NodeFlow {
@@ -739,12 +759,7 @@ pub fn flows() -> pb::FlowsAnswer {
             flow("node-1", pb::ClientKind::Pod, "shop/cart-1", counted),
             flow("node-2", pb::ClientKind::Outside, "", unreplied),
         ],
-        asked: 3,
-        answered: 2,
-        silent: vec![pb::SilentNode {
-            node: "node-3".to_owned(),
-            reason: "its agent is not connected".to_owned(),
-        }],
+        nodes: Some(two_of_three("its agent is not connected")),
         has_endpoints: true,
         knows_pods: true,
         ..pb::FlowsAnswer::default()
@@ -790,12 +805,7 @@ pub fn graph() -> pb::GraphAnswer {
             edge(0, 1, 6_900, 345),
             edge(1, 0, 36, 0),
         ],
-        asked: 3,
-        answered: 2,
-        silent: vec![pb::SilentNode {
-            node: "node-3".to_owned(),
-            reason: "its agent does not count connections".to_owned(),
-        }],
+        nodes: Some(two_of_three("its agent does not count connections")),
         knows_pods: true,
         ..pb::GraphAnswer::default()
     }
@@ -831,8 +841,7 @@ pub fn drops() -> pb::DropsAnswer {
             isolating: vec!["shop/db".to_owned()],
             at_ms: 1_700_000_000_000,
         }],
-        asked: 2,
-        answered: 2,
+        nodes: Some(asked(2, 2)),
         ..pb::DropsAnswer::default()
     }
 }

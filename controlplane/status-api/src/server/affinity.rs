@@ -125,7 +125,10 @@ pub(super) fn port(view: &PortView, endpoints: usize) -> pb::AffinityPort {
 
 fn put_together(ports: &[&PortView], answers: &node_query::Answers) -> pb::AffinityAnswer {
     let parts = answers.parts(|answer| answer.affinity.as_ref(), |known| &known.error);
-    let mut all = pb::AffinityAnswer::from(parts.asked);
+    let mut all = pb::AffinityAnswer {
+        nodes: Some(parts.asked),
+        ..pb::AffinityAnswer::default()
+    };
     let mut clients = Vec::new();
     for (node, affinity) in parts.reported {
         all.more = all.more.saturating_add(affinity.more);

@@ -121,7 +121,7 @@ pub(super) async fn ask(
         more,
         packets,
         lost,
-        ..parts.asked.into()
+        nodes: Some(parts.asked),
     })
 }
 

@@ -106,7 +106,7 @@ pub(super) async fn ask(
         has_endpoints: has_endpoints(&detail),
         knows_pods: names.knows_pods(),
         ports_left_out: detail.ports.len().saturating_sub(PORTS) as u64,
-        ..parts.asked.into()
+        nodes: Some(parts.asked),
     })
 }
 

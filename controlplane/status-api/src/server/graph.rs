@@ -81,7 +81,7 @@ pub(super) async fn ask(
         more_failed: sums.more_failed.saturating_add(answer.more_failed),
         partial: sums.partial,
         knows_pods: names.knows_pods(),
-        ..parts.asked.into()
+        nodes: Some(parts.asked),
     })
 }
 

@@ -12,7 +12,6 @@ use kplane_agents::hub::Hub;
 use kplane_agents::node_query::{self, Reply, Timeouts};
 use kplane_agents::peers::{Collected, Peers};
 use kplane_model::{NodeName, ServiceName};
-use kplane_proto::asked::Asked;
 use kplane_proto::v1 as pb;
 use tokio::sync::mpsc;
 use tonic::Status;
@@ -51,7 +50,7 @@ pub(super) struct Answers {
 pub(super) struct Parts<'a, T> {
     pub(super) reported: Vec<(&'a NodeName, &'a T)>,
     /// Nodes without an answer are named, 1,000 at most.
-    pub(super) asked: Asked,
+    pub(super) asked: pb::NodesAsked,
 }
 
 impl Answers {
@@ -61,7 +60,7 @@ impl Answers {
         part: impl Fn(&pb::Inspection) -> Option<&T>,
         error: impl Fn(&T) -> &str,
     ) -> Parts<'_, T> {
-        let (mut reported, mut asked) = (Vec::new(), Asked::default());
+        let (mut reported, mut asked) = (Vec::new(), pb::NodesAsked::default());
         for heard in &self.nodes {
             match heard.part(&part, &error) {
                 Ok(found) => reported.push((&heard.node, found)),

@@ -69,7 +69,7 @@ fn put_together(ports: &[&PortView], answers: &node_query::Answers) -> pb::Proxi
             })
             .collect(),
         more,
-        ..parts.asked.into()
+        nodes: Some(parts.asked),
     }
 }
 
