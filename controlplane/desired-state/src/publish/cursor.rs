@@ -318,7 +318,8 @@ impl State {
         let port = DesiredKey::Service(key.clone());
         let shared = match self.shared.get(&port) {
             Some(shared) => shared.resolve(node, zone).revision,
-            None => self.log.revision_of(&port).unwrap_or(0),
+            // Its deletion may be forgotten.
+            None => self.log.revision_of(&port).unwrap_or(self.horizon),
         };
         let own = view.map_or(0, |view| {
             let revision = |key| view.log.revision_of(&key).unwrap_or(0);

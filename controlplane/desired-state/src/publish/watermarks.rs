@@ -84,7 +84,8 @@ impl Store {
     pub fn wanted_of_service(&self, node: &str, followed: &Followed) -> u64 {
         let state = self.read();
         let wanted = followed.keys.iter().map(|key| state.wanted_of(node, key)).max();
-        wanted.unwrap_or(0)
+        // All of it may have been deleted and forgotten.
+        wanted.unwrap_or(state.horizon)
     }
 
     /// Returns the digest of everything that any node must hold of a Service. It is equal at replicas that publish the

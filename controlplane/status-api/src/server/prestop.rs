@@ -122,7 +122,10 @@ impl Depart {
         let mut followed = Vec::new();
         for service in &pod.services {
             let others = Others::follow(peers, Some(service.clone())).await.ok()?;
-            followed.push((Followed::new(service.clone()), others));
+            let mut service = Followed::new(service.clone());
+            // From now on: what is deleted later may be forgotten soon.
+            hub.store().follow(&mut service);
+            followed.push((service, others));
         }
         Some(Self {
             wait: Wait::new(pod.services.iter().cloned()),

@@ -72,6 +72,21 @@ fn a_service_is_followed_from_nothing_to_its_deletion() {
     assert_eq!(store.wanted_of_service("in-y", &late), deleted);
 }
 
+/// A node that has not taken the deletion may serve the Service.
+#[test]
+fn a_deletion_that_is_forgotten_is_wanted_as_the_latest_of_these() {
+    let store = store();
+    store.remember_deletions(0);
+    let mut followed = Followed::new(ServiceName::new("shop", "web"));
+    publish(&store, 1, vec![zoned("web", &[(1, "x")])]);
+    store.follow(&mut followed);
+    let deleted = publish(&store, 2, vec![(key("web"), None)]);
+    assert_eq!(store.wanted_of_service("in-x", &followed), deleted);
+    let mut late = Followed::new(ServiceName::new("shop", "web"));
+    store.follow(&mut late);
+    assert_eq!(store.wanted_of_service("in-x", &late), deleted);
+}
+
 #[test]
 fn a_change_of_one_zone_is_wanted_and_passed_there_only() {
     let store = store();
