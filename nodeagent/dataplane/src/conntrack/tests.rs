@@ -467,6 +467,25 @@ fn what_failed_stays_as_it_was() {
     assert_eq!(case.commit(&next, false, &[failure(true)]), work(&[], &[1]));
 }
 
+/// It may also do what the change wanted: the answer to an earlier one was lost.
+#[test]
+fn what_failed_may_serve_all_the_same() {
+    let mut case = Case::of(&[plan("dns", &[address(CLUSTER_IP)], &[1])]);
+    let work = case.update(&[gone("dns")]);
+    let to_it = |case: &Case, work| case.verdict(work, CLUSTER_IP, "10.244.1.1:5353");
+    assert_eq!(to_it(&case, &work), Verdict::Stale);
+    let failure = Failure {
+        key: key("dns", Protocol::Udp),
+        reason: "too many".to_owned(),
+        degraded: false,
+    };
+    let again = [plan("dns", &[address(CLUSTER_IP)], &[1])];
+    case.commit(&again, true, &[failure]);
+    assert_eq!(to_it(&case, &work), Verdict::Keep);
+    case.commit(&[], true, &[]);
+    assert_eq!(to_it(&case, &work), Verdict::Stale);
+}
+
 #[test]
 fn node_ports_on_other_addresses_are_work_for_all() {
     let mut case = Case::of(&[plan("dns", &[NODE_PORT], &[1])]);

@@ -24,6 +24,8 @@ pub struct Tracker {
     /// Destinations on which node ports are served, if they are the node's own addresses.
     nodeport_ips: Vec<Cidr>,
     nodeport_localhost: bool,
+    /// What ServicePorts that failed would be: the kernel may hold them, if an earlier answer of it was lost.
+    unsure: HashMap<ServiceKey, Service>,
 }
 
 #[derive(Debug, PartialEq, Eq)]
@@ -207,10 +209,14 @@ impl Tracker {
             for key in gone {
                 self.replace(&key, None, &mut work);
             }
+            self.unsure.clear();
         }
         for (key, plan) in change.services {
             if !failed.contains(key) {
+                self.unsure.remove(key);
                 self.replace(key, plan.as_ref(), &mut work);
+            } else if let Some(plan) = plan {
+                self.unsure.insert(key.clone(), Service::new(plan));
             }
         }
         self.nodeport_localhost = change.node.nodeport_localhost;
@@ -326,19 +332,20 @@ impl Tracker {
     fn is_stale_at(&self, at: &FrontendAddr, flow: &Flow, work: &Work) -> Option<bool> {
         let from = flow.reply.source;
         let server = EndpointAddr::from(from);
+        let may_serve = |of: &Service| of.has_place(at) && of.serves(&server);
+        let moves = || work.may_move(flow) && !self.unsure.values().any(may_serve);
         match self.owners.get(at) {
             // In a flow that began before the rules existed, the server is the Service's address itself (F3).
             // The userspace proxy follows endpoints itself.
             Some(_) if server.ip == proxy_address(Family::of(server.ip)) => Some(false),
             // The facts of now count: a node may have been reached since the work was made.
             Some(owner) => Some(
-                work.may_move(flow) && !owner.serves(&server)
-                    || work.may_end(flow) && owner.is_dead(&server),
+                moves() && !owner.serves(&server) || work.may_end(flow) && owner.is_dead(&server),
             ),
             // No rule translates to this place any more. A flow that was never translated does not concern
             // kplane.
             None => {
-                let is_stale = || work.may_move(flow) && flow.is_translated();
+                let is_stale = || moves() && flow.is_translated();
                 work.frontends.contains(at).then(is_stale)
             }
         }
