@@ -28,7 +28,8 @@ impl Excused {
 }
 
 /// Returns the position that all families have reached. A family that its kernel refuses has also reached positions that do
-/// not need it, but none before these. A family that is still in another epoch than `epoch` is behind every family in it.
+/// not need it, but none before these. A family that is still in another epoch than `epoch` is behind every family in it. Of two
+/// other epochs nobody knows which came first: there is no such position.
 pub(super) fn common(
     mut families: impl Iterator<Item = FamilyProgress> + Clone,
     epoch: Option<u64>,
@@ -40,10 +41,14 @@ pub(super) fn common(
     };
     let reached: Option<Vec<_>> = families.clone().map(furthest).collect();
     let reached = reached?.into_iter().min_by_key(|at| progress(*at))?;
+    let is_past = |at: Position, other: Position| {
+        let is_comparable = at.epoch == other.epoch || Some(at.epoch) == epoch;
+        is_comparable && progress(at) >= progress(other)
+    };
     let has_reached = |family: FamilyProgress| {
         let excused = family.excused.0.map(|(first, _)| first);
-        let is_past = family.held.is_some_and(|held| progress(held) >= progress(reached));
-        is_past || excused.is_some_and(|first| progress(first) <= progress(reached))
+        family.held.is_some_and(|held| is_past(held, reached))
+            || excused.is_some_and(|first| is_past(reached, first))
     };
     families.all(has_reached).then_some(reached)
 }
@@ -84,6 +89,16 @@ mod tests {
         };
         let families = [holds(2), earlier];
         assert_eq!(common(families.into_iter(), Some(1)), earlier.held);
+    }
+
+    #[test]
+    fn families_of_two_earlier_epochs_have_nothing_in_common() {
+        let of = |epoch| FamilyProgress {
+            held: Some(Position { epoch, revision: 9 }),
+            ..FamilyProgress::default()
+        };
+        assert_eq!(common([of(7), of(8)].into_iter(), Some(1)), None);
+        assert_eq!(common([of(7), of(7)].into_iter(), Some(1)), of(7).held);
     }
 
     #[test]
