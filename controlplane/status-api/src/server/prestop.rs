@@ -155,7 +155,7 @@ impl Depart {
             if !pod.services.is_empty() {
                 return Ok(pod);
             }
-            let pause = PAUSE.max(began.elapsed() * SHARE);
+            let pause = pause_after(began);
             match timeout_at(until, changes.changed()).await {
                 Ok(changed) => changed.map_err(|_| Closing)?,
                 Err(_) => return Ok(pod),
@@ -182,7 +182,7 @@ impl Depart {
             if self.wait.is_over() {
                 return Ok(());
             }
-            sleep(PAUSE.max(began.elapsed() * SHARE)).await;
+            sleep(pause_after(began)).await;
             let refresh = Instant::now() + REFRESH;
             is_new = tokio::select! {
                 biased;
@@ -249,20 +249,19 @@ impl Depart {
             };
             let service = followed.service().clone();
             let is_emptied = self.emptied.contains(&service);
+            let confirms = |name: &NodeName, node: &Node<'_>, revision| {
+                if node.elsewhere.is_some() {
+                    return standings.of(name, node).lag.is_none();
+                }
+                let wanted = hub.store().wanted_of_service(name, followed).min(revision);
+                report_of(hub.store(), node.record.as_deref()).is_some_and(|report| {
+                    holds(report, &service, wanted) && !(is_emptied && keeps(report))
+                })
+            };
             self.wait.ask(&service, in_reach, |name, revision| {
                 // A dead node, or one whose agent and Node object are gone, leads nowhere.
                 suspects.nodes.contains_key(name)
-                    || snapshot.node(name).is_none_or(|node| match node.elsewhere {
-                        None => {
-                            let report = report_of(hub.store(), node.record.as_deref());
-                            let wanted = hub.store().wanted_of_service(name, followed);
-                            report.is_some_and(|report| {
-                                holds(report, &service, wanted.min(revision))
-                                    && !(is_emptied && keeps(report))
-                            })
-                        }
-                        Some(_) => standings.of(name, node).lag.is_none(),
-                    })
+                    || snapshot.node(name).is_none_or(|node| confirms(name, node, revision))
             });
         }
     }
@@ -289,6 +288,11 @@ impl Depart {
             at_ms: millis(SystemTime::now()),
         }
     }
+}
+
+/// Returns how long to wait after a look, which began then: a look at everything takes a share of the time at most.
+fn pause_after(began: Instant) -> Duration {
+    PAUSE.max(began.elapsed() * SHARE)
 }
 
 /// Returns whether a node has to confirm: its agent is connected, was so a moment ago, or may be so at a replica that did not
