@@ -290,7 +290,7 @@ impl Depart {
     }
 }
 
-/// Returns how long to wait after a look, which began then: a look at everything takes a share of the time at most.
+/// Returns the pause after a look that began then, so that looks take a share of the time at most.
 fn pause_after(began: Instant) -> Duration {
     PAUSE.max(began.elapsed() * SHARE)
 }
