@@ -15,10 +15,9 @@ impl Contents for Content {
     /// transaction cannot have them all, what closes comes first, and Pods become known last: a Pod that is unknown in a
     /// range of this node is closed.
     fn by_set(&self) -> Vec<Element> {
-        let turn = |set| match set {
-            PolicySet::LocalRanges | PolicySet::Isolated(_) => 0,
+        let turn = |set: PolicySet| match set {
             PolicySet::LocalPods => 2,
-            _ => 1,
+            _ => u8::from(!set.closes()),
         };
         let mut sets = BTreeMap::<(u8, PolicySet), Vec<Element>>::new();
         for (place, value) in self.held.all() {

@@ -391,6 +391,8 @@ impl Content {
                 (PolicySet::TierPeers, Key::Ip(ip))
                 | (PolicySet::Decisions(..), Key::Grant(ip, _)) => Some(ip),
                 (PolicySet::Peers, Key::Ip(ip)) if !came && !went => Some(ip),
+                // One that is unknown from now on is cut off.
+                (PolicySet::LocalPods, Key::Ip(ip)) if went => Some(ip),
                 (_, Key::Grant(pod, _) | Key::GrantPort(pod, ..) | Key::GrantPorts(pod, ..))
                     if went =>
                 {

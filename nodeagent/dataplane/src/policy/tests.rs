@@ -897,12 +897,11 @@ proptest! {
         let after = Model::of(&content);
         let mut closed = packets();
         closed.retain(|packet| !after.allows(packet));
-        let closes = |element: &Element| {
-            matches!(element.set, Set::Policy(PolicySet::LocalRanges | PolicySet::Isolated(_)))
-        };
+        let closes = |element: &Element| matches!(element.set, Set::Policy(set) if set.closes());
         let mut kernel = Model::default();
-        for ops in everything(&content, 0).into_iter().flatten() {
+        for (number, ops) in everything(&content, 0).into_iter().flatten().enumerate() {
             let (first, rest): (Vec<Element>, _) = ops.add.into_iter().partition(closes);
+            prop_assert!(number == 0 || first.is_empty(), "all that closes is one group");
             kernel.add(&first);
             for element in rest {
                 kernel.add([&element]);

@@ -5,7 +5,7 @@ use std::net::IpAddr;
 
 use anyhow::{Context as _, Result, ensure};
 use kplane_model::Family;
-use kplane_tests::cluster::api::key_of;
+use kplane_tests::cluster::api::{Api, key_of};
 use kplane_tests::cluster::objects;
 use kplane_tests::topology::NodeSpec;
 use kplane_tests::wait::eventually;
@@ -80,29 +80,7 @@ pub(crate) fn a_pod_that_is_being_deleted_is_out_before_its_slice_says_so() -> R
         // Without a selector no controller touches the slice.
         let to = web(world, json!({ "selector": null }))?;
         let api = world.api();
-        let mut slice = objects::slice("default", "web-1", "web", []);
-        slice["metadata"]["labels"]["endpointslice.kubernetes.io/managed-by"] =
-            json!("endpointslice-controller.k8s.io");
-        slice["ports"][0] = json!({ "name": "", "port": 8080, "protocol": "TCP" });
-        let mut ips = BTreeSet::new();
-        for name in ["goes", "stays"] {
-            let mut pod = objects::pod("default", name, "other", "node-1");
-            pod["metadata"]["finalizers"] = json!(["kplane.test/grace"]);
-            api.apply(&pod)?;
-            let ip = eventually(DEADLINE, "an address", || {
-                let pod = api.get("Pod", &format!("default/{name}"))?.context("no Pod")?;
-                pod["status"]["podIP"]
-                    .as_str()
-                    .context("none")?
-                    .parse::<IpAddr>()
-                    .context("wrong")
-            })?;
-            ips.insert(ip);
-            let mut endpoint = objects::endpoint(ip, "node-1");
-            endpoint["targetRef"] = json!({ "kind": "Pod", "namespace": "default", "name": name });
-            let endpoints = slice["endpoints"].as_array_mut().context("no list")?;
-            endpoints.insert(0, endpoint);
-        }
+        let (slice, ips) = slice_of_two(api)?;
         api.apply(&slice)?;
         world.leads("node-2", to, &ips)?;
         api.delete("Pod", "default/goes")?;
@@ -149,6 +127,34 @@ pub(crate) fn a_pod_that_is_being_deleted_is_out_before_its_slice_says_so() -> R
         world.api().delete("EndpointSlice", "default/web-1")?;
         world.settle()
     })
+}
+
+/// Makes two Pods that stay until the test ends them, and a slice of them as Kubernetes' controller would write it.
+fn slice_of_two(api: &Api) -> Result<(Value, BTreeSet<IpAddr>)> {
+    let mut slice = objects::slice("default", "web-1", "web", []);
+    slice["metadata"]["labels"]["endpointslice.kubernetes.io/managed-by"] =
+        json!("endpointslice-controller.k8s.io");
+    slice["ports"][0] = json!({ "name": "", "port": 8080, "protocol": "TCP" });
+    let mut ips = BTreeSet::new();
+    for name in ["goes", "stays"] {
+        let mut pod = objects::pod("default", name, "other", "node-1");
+        pod["metadata"]["finalizers"] = json!(["kplane.test/grace"]);
+        api.apply(&pod)?;
+        let ip = eventually(DEADLINE, "an address", || {
+            let pod = api.get("Pod", &format!("default/{name}"))?.context("no Pod")?;
+            pod["status"]["podIP"]
+                .as_str()
+                .context("none")?
+                .parse::<IpAddr>()
+                .context("wrong")
+        })?;
+        ips.insert(ip);
+        let mut endpoint = objects::endpoint(ip, "node-1");
+        endpoint["targetRef"] = json!({ "kind": "Pod", "namespace": "default", "name": name });
+        let endpoints = slice["endpoints"].as_array_mut().context("no list")?;
+        endpoints.insert(0, endpoint);
+    }
+    Ok((slice, ips))
 }
 
 pub(crate) fn b2_traffic_distribution_keeps_zones_and_nodes_apart() -> Result<()> {

@@ -331,7 +331,8 @@ pub(crate) fn a_node_whose_links_are_cut_is_out_in_seconds_and_back_with_them() 
 
 /// Connects begin all the time while a node dies. Those that wait for it reach another with a later SYN.
 pub(crate) fn connects_that_wait_for_a_dead_node_reach_another() -> Result<()> {
-    const LIMIT: Duration = Duration::from_secs(7);
+    // Beyond what a verdict takes on a busy machine, and long before the kernel forgets an entry without an answer.
+    const LIMIT: Duration = Duration::from_secs(30);
     const EACH: Duration = Duration::from_millis(5);
     let cluster = Cluster::new(Mode::Act)?;
     let client = cluster.client()?;

@@ -72,6 +72,11 @@ const SOURCE: &[Field] = &[Field::Source];
 const NUMBER: &[Field] = &[Field::Number];
 
 impl PolicySet {
+    /// Returns whether an element closes something by itself: what others open comes later.
+    pub(crate) fn closes(self) -> bool {
+        matches!(self, Self::LocalRanges | Self::Isolated(_))
+    }
+
     /// All sets, in the order in which they are created.
     pub const ALL: [Self; 27] = [
         Self::LocalRanges,

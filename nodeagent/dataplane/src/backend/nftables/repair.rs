@@ -223,11 +223,15 @@ pub(crate) fn everything(table: &impl Contents, capacity: usize) -> Vec<Vec<Ops>
     };
     let elements = table.by_set();
     let closing = if elements.len() > capacity { table.closing() } else { Vec::new() };
-    let parts = closing.chunks(TOGETHER).chain(elements.chunks(TOGETHER)).map(|part| Ops {
+    let closes = |element: &Element| matches!(element.set, Set::Policy(set) if set.closes());
+    let (closers, others) = elements.split_at(elements.partition_point(closes));
+    let add = |part: &[Element]| Ops {
         add: part.to_vec(),
         ..Ops::default()
-    });
-    let groups = [chains].into_iter().chain(parts);
+    };
+    // A table with a part of what closes is open: it is one group, which no transaction has half of.
+    let closers = add(&[&closing, closers].concat());
+    let groups = [chains, closers].into_iter().chain(others.chunks(TOGETHER).map(add));
     let fill = groups.filter(|ops| ops.len() > 0).collect();
     let mut phases = vec![fill];
     if !closing.is_empty() {
