@@ -107,6 +107,14 @@ pub struct Argument {
 }
 
 impl Listing {
+    /// Returns the field that says which nodes were asked; `None` = agents are not asked.
+    pub fn asked(&self) -> Option<FieldDescriptor> {
+        let is_it = |of: &FieldDescriptor| {
+            of.kind().as_message().is_some_and(|message| message.name() == "NodesAsked")
+        };
+        self.method.output().fields().find(is_it)
+    }
+
     fn of(method: &MethodDescriptor, options: &Options) -> Option<Self> {
         let declared = option(&method.options(), &options.listing)?;
         let (request, answer) = (method.input(), method.output());
@@ -234,12 +242,11 @@ impl ListingView {
         let rows = answer.get_field(&listing.rows).into_owned();
         answer.clear_field(&listing.rows);
         let of = |row: &Value| Some(ListedRow(row.as_message()?.clone()));
-        let asked = answer.descriptor().get_field_by_name("nodes");
         Self {
             listing,
             about,
             rows: rows.as_list().unwrap_or_default().iter().filter_map(of).collect(),
-            asked: asked.map(|of| message::<pb::NodesAsked>(&answer, &of).into()),
+            asked: listing.asked().map(|of| message::<pb::NodesAsked>(&answer, &of).into()),
             missing: Vec::from_wire(messages::<pb::MissingReplica>(&answer, "missing_replicas")),
             rest: answer,
             is_first,

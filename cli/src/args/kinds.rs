@@ -39,7 +39,7 @@ fn kinds() -> impl Iterator<Item = &'static Listing> {
 fn command(of: &'static Listing) -> Command {
     let words = of.declared.words.iter().map(String::as_str);
     let has = |field: &str| of.method.output().get_field_by_name(field).is_some();
-    let codes = match (has("asked"), has("missing_replicas")) {
+    let codes = match (of.asked().is_some(), has("missing_replicas")) {
         (true, _) => "\n\nExit codes: 0 all nodes answered, 6 a node did not",
         (false, true) => "\n\nExit codes: 0 all replicas answered, 6 one did not",
         (false, false) => "",

@@ -198,7 +198,7 @@ node-2: no ages are kept: net.netfilter.nf_conntrack_timestamp is 0, or was when
 Unknown: node-3: its agent is not connected
 ";
     assert_eq!(asked.stdout, expected);
-    let path = "jsonpath={.flows[0].clientName} {.flows[1].clientKind} {.silent[0].node}";
+    let path = "jsonpath={.flows[0].clientName} {.flows[1].clientKind} {.nodes.silent[0].node}";
     let json = done(plane.address, &["flows", "web", "-n", "shop", "-o", path]);
     assert_eq!(json.stdout, "shop/cart-1 Outside node-3\n");
     let none = done(plane.address, &["flows", "shop/web", "--from", "outside"]);
