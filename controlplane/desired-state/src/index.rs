@@ -367,9 +367,7 @@ impl Index {
         if (&*service.namespace, &*service.name) != API_SERVICE {
             return;
         }
-        let slices = self.slices_of.get(service).into_iter().flatten();
-        let ports = slices.filter_map(|id| self.slices.get(id)).flat_map(|slice| &slice.ports);
-        let endpoints = ports.flat_map(|port| &port.endpoints);
+        let endpoints = self.listed_of(service).flat_map(|listed| &listed.endpoints);
         let address_claims = endpoints.map(|e| SocketAddr::new(e.addr.ip, e.addr.port)).collect();
         let users = self.address_claims.replace_api_endpoints(address_claims);
         self.pending.services.extend(users);

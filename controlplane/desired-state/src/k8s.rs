@@ -267,7 +267,7 @@ const ANNOTATIONS: [&str; 4] = [
 pub const SERVICE_NAME_LABEL: &str = "kubernetes.io/service-name";
 /// Label of an EndpointSlice: what writes it.
 pub const MANAGED_BY_LABEL: &str = "endpointslice.kubernetes.io/managed-by";
-/// What writes the slices of Services with a selector: a controller of Kubernetes, by the state of Pods.
+/// The writer of the slices of Services with a selector: a controller of Kubernetes, which follows the state of Pods.
 pub const SLICE_CONTROLLER: &str = "endpointslice-controller.k8s.io";
 /// Label of a Service that another proxy serves (A1, Z1).
 pub const SERVICE_PROXY_NAME_LABEL: &str = "service.kubernetes.io/service-proxy-name";

@@ -701,7 +701,7 @@ pub fn judgement() -> pb::ConnectionJudgement {
     }
 }
 
-/// So many nodes were asked, and so many answered.
+/// Returns who was asked: so many nodes, of which so many answered.
 pub fn asked(asked: u64, answered: u64) -> pb::NodesAsked {
     pb::NodesAsked {
         asked,

@@ -293,15 +293,19 @@ impl Index {
     /// Returns the entries of all slices for a port.
     pub(super) fn listed(&self, port: &ServicePort) -> impl Iterator<Item = &SliceEndpoints> {
         let key = &port.key;
+        self.listed_of(&key.service).filter(move |p| {
+            p.family == key.family && p.protocol == key.protocol && p.port_name == key.port_name
+        })
+    }
+
+    /// Returns the entries of all slices of a Service.
+    pub(super) fn listed_of(&self, service: &ServiceName) -> impl Iterator<Item = &SliceEndpoints> {
         self.slices_of
-            .get(&key.service)
+            .get(service)
             .into_iter()
             .flatten()
             .filter_map(|id| self.slices.get(id))
             .flat_map(|slice| &slice.ports)
-            .filter(move |p| {
-                p.family == key.family && p.protocol == key.protocol && p.port_name == key.port_name
-            })
     }
 }
 

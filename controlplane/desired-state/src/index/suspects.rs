@@ -190,10 +190,8 @@ impl Index {
         if self.suspected.now.nodes.is_empty() {
             return Vec::new();
         }
-        let slices = self.slices_of.get(name).into_iter().flatten();
-        let ports = slices.filter_map(|id| self.slices.get(id)).flat_map(|slice| &slice.ports);
         let mut by_node = BTreeMap::<&NodeName, BTreeSet<_>>::new();
-        for endpoint in ports.flat_map(|port| &port.endpoints) {
+        for endpoint in self.listed_of(name).flat_map(|listed| &listed.endpoints) {
             if let Some(node) = &endpoint.node
                 && self.suspected.now.nodes.contains_key(node)
             {

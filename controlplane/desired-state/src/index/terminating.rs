@@ -16,7 +16,7 @@ use super::{Cause, Index, SliceEntry, Verb};
 use crate::convert;
 use crate::k8s::{self, ObjectId};
 
-/// What the index knows of Pods that are being deleted.
+/// The Pods that are being deleted, as the index knows them.
 #[derive(Debug, Default)]
 pub(super) struct Terminating {
     /// The source names Pods.
@@ -186,16 +186,10 @@ impl Index {
         if self.terminating.pods.is_empty() || self.publishes_unready(name) {
             return Vec::new();
         }
-        let ready = self
-            .slices_of
-            .get(name)
-            .into_iter()
-            .flatten()
-            .filter_map(|id| self.slices.get(id))
-            .flat_map(|slice| &slice.ports)
-            .flat_map(|port| &port.endpoints)
-            .filter(|endpoint| endpoint.ready);
-        let ending: BTreeSet<_> = ready
+        let ending: BTreeSet<_> = self
+            .listed_of(name)
+            .flat_map(|listed| &listed.endpoints)
+            .filter(|endpoint| endpoint.ready)
             .filter_map(|endpoint| {
                 Some((endpoint.pod.clone()?, self.ending(name, endpoint)?.since))
             })

@@ -339,7 +339,7 @@ fn names(ports: &[&ServicePort]) -> String {
         _ => format!("ports {}", names.join(", ")),
     }
 }
-/// How long a slice may be behind its Pods before that is a warning: beyond any write of a healthy controller.
+/// Longest time by which a slice may be behind its Pods without a warning: beyond any write of a healthy controller.
 const BEHIND: Duration = Duration::from_secs(10);
 /// Maximum number of Pods that a text names.
 const PODS_NAMED: usize = 5;

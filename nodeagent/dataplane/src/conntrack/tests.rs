@@ -467,7 +467,7 @@ fn what_failed_stays_as_it_was() {
     assert_eq!(case.commit(&next, false, &[failure(true)]), work(&[], &[1]));
 }
 
-/// It may also do what the change wanted: the answer to an earlier one was lost.
+/// The kernel may also do for a failed ServicePort what the change wanted: the answer to an earlier one was lost.
 #[test]
 fn what_failed_may_serve_all_the_same() {
     let mut case = Case::of(&[plan("dns", &[address(CLUSTER_IP)], &[1])]);
